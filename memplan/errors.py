@@ -1,0 +1,39 @@
+"""What memplan says when it cannot go on: one clear sentence, and what to type instead."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MemplanError(Exception):
+    """A failure that a user can act on; the command line prints it without a traceback."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()
+
+
+class NothingMeasuredError(MemplanError):
+    """There is no row to judge."""
+
+    exit_code = 3
+
+
+class NotComparableError(MemplanError):
+    """Two results come from different machines or configurations."""
+
+    exit_code = 4
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """A hint that lists the known names closest to `name`, or all of them when none is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return "Did you mean " + " or ".join(close) + "?"
+    return "Known: " + ", ".join(names) + "."

@@ -1,0 +1,122 @@
+"""Bytes by category and by phase, and the estimate's answer sheet."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.spec.run import RunSpec
+
+SCHEMA_VERSION = 1
+CATEGORIES = ("params", "buffers", "grads", "optimizer", "activations", "logits", "temps", "comm", "other")
+PHASES = ("init", "forward", "recompute", "loss", "backward", "optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBreakdown:
+    """Bytes alive at one moment, by category. The sum is the moment's allocated bytes."""
+
+    params: int = 0
+    """Bytes of parameters, frozen ones included."""
+    buffers: int = 0
+    """Bytes of buffers."""
+    grads: int = 0
+    """Bytes of parameters' gradients."""
+    optimizer: int = 0
+    """Bytes of optimizer state."""
+    activations: int = 0
+    """Bytes kept for backward, the logits' own apart."""
+    logits: int = 0
+    """Bytes of logits, their copies and their gradients."""
+    temps: int = 0
+    """Bytes alive inside or between ops only."""
+    comm: int = 0
+    """Bytes of communication buffers."""
+    other: int = 0
+    """Bytes of the batch and of what fits nowhere else."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum over the categories."""
+        return sum(self.to_dict().values())
+
+    def to_dict(self) -> dict[str, int]:
+        """Bytes by category, zeros included."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePeak:
+    """The largest moment of a phase."""
+
+    phase: str
+    """One of `PHASES`."""
+    moment: str
+    """Which moment it is, in words: `block 17 backward`."""
+    breakdown: MemoryBreakdown
+    """Bytes alive then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What the formulas say about a run."""
+
+    run: RunSpec
+    """The question."""
+    params_total: int
+    """Parameters, tied ones once."""
+    params_trainable: int
+    """Parameters that train."""
+    params_embedding: int
+    """Parameters of the token embedding."""
+    static: MemoryBreakdown
+    """Bytes alive between two steps, gradients released: parameters, buffers, optimizer state."""
+    phases: tuple[PhasePeak, ...]
+    """The largest moment of each phase, in the order of a step."""
+    per_sample_bytes: int
+    """Bytes kept for backward by one more sample of a chunk: block activations and what surrounds them."""
+    logits_per_sample_bytes: int
+    """Bytes that head and loss keep for backward by one more sample of a chunk."""
+
+    @property
+    def peak(self) -> PhasePeak:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: phase.breakdown.total_bytes)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Allocated bytes at the peak."""
+        return self.peak.breakdown.total_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form that scripts may rely on; gate and largest batch are added by whoever asks for them."""
+        step = self.run.step
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "source": "estimated",
+            "model": self.run.model.name,
+            "run_id": self.run.run_id,
+            "params": {
+                "total": self.params_total,
+                "trainable": self.params_trainable,
+                "embedding": self.params_embedding,
+            },
+            "step": dataclasses.asdict(step),
+            "device": self.run.device.name,
+            "peak": {
+                "allocated_bytes": self.peak_allocated_bytes,
+                "phase": self.peak.phase,
+                "moment": self.peak.moment,
+            },
+            "breakdown": self.peak.breakdown.to_dict(),
+            "phases": {
+                phase.phase: {
+                    "allocated_bytes": phase.breakdown.total_bytes,
+                    "moment": phase.moment,
+                    "breakdown": phase.breakdown.to_dict(),
+                }
+                for phase in self.phases
+            },
+            "static_bytes": self.static.total_bytes,
+            "per_sample_bytes": self.per_sample_bytes,
+            "logits_per_sample_bytes": self.logits_per_sample_bytes,
+        }

@@ -1,0 +1,128 @@
+"""The ladder: rungs crossed with axes, and what they are held against. Comes from options or from a TOML file."""
+
+import dataclasses
+import itertools
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import MemplanError, near_names
+from memplan.spec.rung import Rung, parse_rungs
+from memplan.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """What a person asks a ladder to climb. Every axis is a tuple; the cross product of them is run in order."""
+
+    name: str
+    """Names the results' folder."""
+    rungs: tuple[Rung, ...]
+    """Points to climb."""
+    model: tuple[str, ...]
+    """Model names."""
+    ckpt: tuple[str, ...] = ("none",)
+    """Checkpoint modes of the rungs that name none."""
+    loss: tuple[str, ...] = ("full",)
+    """Loss kinds."""
+    precision: tuple[str | None, ...] = (None,)
+    """Precisions; None is the model's usual one."""
+    seq: int | None = None
+    """S of the rungs that name none; None is the model's usual one."""
+    images: int | None = None
+    """Crops a sample; None is the model's usual number."""
+    optimizer: str = "adamw"
+    """As in `StepSpec`."""
+    attention: str = "sdpa"
+    """As in `StepSpec`."""
+    norm: str = "eager"
+    """As in `StepSpec`."""
+    clip: float | None = None
+    """As in `StepSpec`."""
+    device: str = "auto"
+    """`auto`, `cuda` or `cpu`."""
+    gate_bytes: int | None = None
+    """A rung passes when its peak stays at or under this; None: no gate."""
+    gate_on: str = "allocated"
+    """Which peak the gate reads: `allocated` or `reserved`."""
+    warmup: int = 1
+    """Steps between the first and the measured ones."""
+    steps: int = 3
+    """Timed steps."""
+    timeout_s: int = 1800
+    """Seconds after which a rung's process is ended."""
+
+    def __post_init__(self) -> None:
+        if not self.rungs:
+            raise MemplanError("No rung was given.", "Type rungs like B12c6,B8c4.")
+        for name in ("steps", "timeout_s"):
+            if getattr(self, name) < 1:
+                raise MemplanError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.warmup < 0:
+            raise MemplanError(f"warmup is {self.warmup}; it must be 0 or more.")
+        if self.device not in DEVICES:
+            raise MemplanError(f"Unknown device {self.device!r}.", near_names(self.device, DEVICES))
+        if self.gate_on not in GATES:
+            raise MemplanError(f"Unknown gate-on {self.gate_on!r}.", near_names(self.gate_on, GATES))
+
+    def points(self) -> Iterator[tuple[str, str, str | None, str, Rung]]:
+        """Model, loss, precision, checkpoint mode and rung of every point, in the order they are climbed."""
+        for model, precision, loss, rung in itertools.product(self.model, self.precision, self.loss, self.rungs):
+            for ckpt in (rung.ckpt,) if rung.ckpt is not None else self.ckpt:
+                yield model, loss, precision, ckpt, dataclasses.replace(rung, ckpt=ckpt)
+
+    @staticmethod
+    def from_toml(path: Path) -> "Ladder":
+        """The ladder that a file describes; its keys are the command line's options without dashes."""
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise MemplanError(f"There is no ladder file {path}.", "Type rungs like B12c6,B8c4 or a file's path.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise MemplanError(f"{path} cannot be read: {error}.") from None
+        except tomllib.TOMLDecodeError as error:
+            raise MemplanError(f"{path} is not TOML: {error}.", 'A line looks like: rungs = "B4c2,B2c1".') from None
+        return Ladder.from_dict(data, name=path.stem, origin=str(path))
+
+    @staticmethod
+    def from_dict(data: dict[str, Any], *, name: str, origin: str) -> "Ladder":
+        """The ladder that the keys of `data` describe; MemplanError names a key that is unknown or of the wrong kind."""
+        known = {field.name for field in dataclasses.fields(Ladder)} - {"gate_bytes"} | {"gate"}
+        values: dict[str, Any] = {"name": name}
+        for key, value in data.items():
+            field = key.replace("-", "_")
+            if field not in known:
+                raise MemplanError(f"{origin}: unknown key {key!r}.", near_names(field, known))
+            if field == "rungs":
+                values[field] = parse_rungs(_texts(origin, key, value, joined=True)[0])
+            elif field == "gate":
+                values["gate_bytes"] = parse_bytes(_texts(origin, key, value, joined=True)[0])
+            elif field in ("model", "ckpt", "loss", "precision"):
+                values[field] = _texts(origin, key, value)
+            elif field in ("seq", "images", "warmup", "steps", "timeout_s"):
+                if type(value) is not int:
+                    raise MemplanError(f"{origin}: {key} must be a whole number, not {value!r}.")
+                values[field] = value
+            elif field == "clip":
+                if type(value) not in (int, float):
+                    raise MemplanError(f"{origin}: clip must be a number, not {value!r}.")
+                values[field] = float(value)
+            else:
+                values[field] = _texts(origin, key, value, joined=True)[0]
+        for key in ("rungs", "model"):
+            if key not in values:
+                raise MemplanError(f"{origin}: the key {key!r} is missing.", f"A ladder needs {key}.")
+        return Ladder(**values)
+
+
+DEVICES = ("auto", "cuda", "cpu")
+GATES = ("allocated", "reserved")
+
+
+def _texts(origin: str, key: str, value: object, *, joined: bool = False) -> tuple[str, ...]:
+    items = value if isinstance(value, list) else [value]
+    if not items or not all(isinstance(item, str) and item for item in items):
+        raise MemplanError(f"{origin}: {key} must be text or a list of texts, not {value!r}.")
+    return (",".join(items),) if joined else tuple(items)

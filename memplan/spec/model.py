@@ -1,0 +1,150 @@
+"""What a model is, as far as memory and arithmetic are concerned.
+
+Letters: `H` hidden, `L` layers, `A` query heads, `K` key/value heads, `D` head size, `F` feed-forward, `V` vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Norm = Literal["rms", "layer"]
+Positions = Literal["rope", "learned"]
+Mlp = Literal["swiglu", "gelu", "gelu-tanh"]
+Projections = Literal["separate", "fused"]
+Mask = Literal["causal", "dense"]
+Component = Literal["embedding", "blocks", "vision", "connector", "head"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama-3's frequency rescaling; it changes numbers, never sizes."""
+
+    factor: float
+    """Wavelengths beyond the low-frequency bound are stretched by this."""
+    low_freq_factor: float
+    """Divides the original length to give the longest wavelength that is only blended."""
+    high_freq_factor: float
+    """Divides the original length to give the shortest wavelength that is touched."""
+    original_max_positions: int
+    """Tokens of the length that the model was first trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A stack of pre-norm decoder blocks between an embedding and a head."""
+
+    num_layers: int
+    """L, blocks."""
+    hidden: int
+    """H, width of the residual stream."""
+    num_heads: int
+    """A, query heads."""
+    num_kv_heads: int
+    """K, key/value heads; A must be a multiple."""
+    head_dim: int
+    """D, width of one head; A*D need not equal H."""
+    ffn: int
+    """F, width of the feed-forward layer."""
+    vocab: int
+    """V, rows of the output head and of the base embedding."""
+    extra_vocab: int = 0
+    """Rows of a second embedding table appended to the base one at each forward (Molmo2's trainer form)."""
+    max_positions: int
+    """Longest sequence; the rows of a learned position table."""
+    norm: Norm = "rms"
+    """RMSNorm or LayerNorm."""
+    norm_bias: bool = False
+    """Whether LayerNorm has a bias."""
+    norm_eps: float = 1e-6
+    """Added to the variance."""
+    positions: Positions = "rope"
+    """Rotary embedding in every block, or a learned table added once."""
+    rope_theta: float = 10000.0
+    """Base of the rotary wavelengths."""
+    rope_scaling: RopeScaling | None = None
+    """Llama-3's rescaling, where the model has one."""
+    rope_fp32: bool = False
+    """Rotate q and k in fp32 and cast back, whatever their dtype (Molmo2's trainer form)."""
+    mlp: Mlp = "swiglu"
+    """Gated SiLU with three matrices, or one GELU between two."""
+    qkv_bias: bool = False
+    """Bias on the q, k and v projections."""
+    out_bias: bool = False
+    """Bias on the attention's output projection."""
+    mlp_bias: bool = False
+    """Bias on the feed-forward matrices."""
+    qk_norm: bool = False
+    """RMSNorm of every query and key head before rotation, weight of D elements each."""
+    tied: bool = True
+    """The head reuses the base embedding's matrix."""
+    projections: Projections = "separate"
+    """q, k, v and gate, up as matrices of their own, or each group fused into one."""
+    mask: Mask = "causal"
+    """Causal flag inside the kernel, or a dense additive fp32 mask [B, 1, S, S] that every block casts and for which
+    keys and values are repeated to A heads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """A SigLIP-style tower: patch linear, learned positions, pre-norm blocks with biases, no head."""
+
+    num_layers: int
+    """Blocks that are built; layers past the last one read are left out."""
+    hidden: int
+    """Width of a patch."""
+    num_heads: int
+    """Attention heads, all with keys and values of their own."""
+    head_dim: int
+    """Width of one head."""
+    ffn: int
+    """Width of the GELU layer."""
+    num_patches: int
+    """Patches of one crop: 27 x 27 = 729 for 378 pixels at patch size 14."""
+    patch_dim: int
+    """Elements of one flattened patch: 14 x 14 x 3 = 588."""
+    norm_eps: float = 1e-6
+    """Added to the variance."""
+    layers_read: tuple[int, ...]
+    """Block outputs given to the connector, by position counted from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorSpec:
+    """Molmo2's connector: cross-attention pooling of patches, then a SwiGLU projector into the decoder's width."""
+
+    hidden: int
+    """Width of the pooling attention's output."""
+    num_heads: int
+    """Heads of the pooling attention."""
+    head_dim: int
+    """Width of one head."""
+    ffn: int
+    """Width of the projector's gated layer."""
+    pool: int
+    """Patches pooled into one image token: 2 x 2 = 4 for images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model with the set-up that its users usually train it in."""
+
+    name: str
+    """Name on the command line."""
+    family: str
+    """llama, qwen2, qwen3, mistral, gpt2, nanogpt or molmo2."""
+    decoder: DecoderSpec
+    """The language model."""
+    vision: VisionSpec | None = None
+    """The vision tower, if there is one."""
+    connector: ConnectorSpec | None = None
+    """What joins the tower to the decoder; present exactly when `vision` is."""
+    frozen: tuple[Component, ...] = ()
+    """Components whose parameters do not train. With a tied head, `embedding` freezes the head's matrix too; the extra
+    rows of the embedding always train."""
+    seq: int
+    """Usual sequence length, tokens."""
+    precision: str
+    """Usual precision, a name of `StepSpec.precision`."""
+    images: int = 0
+    """Usual crops a sample, for models with a vision tower."""
+    source: str
+    """Where the facts come from."""
