@@ -147,10 +147,14 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(ffn, out_width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.gated(x))
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(gate) * up, [..., F]."""
         if self.fused:
             gate, up = self.gate_up(x).chunk(2, dim=-1)
-            return self.down(F.silu(gate) * up)
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+            return F.silu(gate) * up
+        return F.silu(self.gate(x)) * self.up(x)
 
 
 class Gelu(nn.Module):
@@ -207,6 +211,7 @@ class Decoder(nn.Module):
         self.norm = make_norm(spec, norm)
         self.head = None if spec.tied else nn.Linear(spec.hidden, spec.vocab, bias=False)
         if spec.positions == "rope":
+            self.inv_freq: Tensor
             self.register_buffer("inv_freq", inverse_frequencies(spec), persistent=False)
 
     @property
@@ -228,8 +233,7 @@ class Decoder(nn.Module):
             mask = self.causal_mask(hidden)
         for block in self.blocks:
             hidden = block(hidden, rope, mask)
-        normed: Tensor = self.norm(hidden)
-        return normed
+        return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of normed hidden states [..., H]."""

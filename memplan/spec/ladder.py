@@ -79,7 +79,9 @@ class Ladder:
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise MemplanError(f"There is no ladder file {path}.", "Type rungs like B12c6,B8c4 or a file's path.") from None
+            raise MemplanError(
+                f"There is no ladder file {path}.", "Type rungs like B12c6,B8c4 or a file's path."
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise MemplanError(f"{path} cannot be read: {error}.") from None
         except tomllib.TOMLDecodeError as error:
@@ -88,7 +90,7 @@ class Ladder:
 
     @staticmethod
     def from_dict(data: dict[str, Any], *, name: str, origin: str) -> "Ladder":
-        """The ladder that the keys of `data` describe; MemplanError names a key that is unknown or of the wrong kind."""
+        """The ladder that the keys of `data` describe; MemplanError names a key that is unknown or of a wrong kind."""
         known = {field.name for field in dataclasses.fields(Ladder)} - {"gate_bytes"} | {"gate"}
         values: dict[str, Any] = {"name": name}
         for key, value in data.items():

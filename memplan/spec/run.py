@@ -44,6 +44,4 @@ class RunSpec:
             model["vision"] = VisionSpec(**model["vision"] | {"layers_read": tuple(model["vision"]["layers_read"])})
             model["connector"] = ConnectorSpec(**model["connector"])
         model["frozen"] = tuple(model["frozen"])
-        return RunSpec(
-            model=ModelSpec(**model), step=StepSpec(**data["step"]), device=DeviceSpec(**data["device"])
-        )
+        return RunSpec(model=ModelSpec(**model), step=StepSpec(**data["step"]), device=DeviceSpec(**data["device"]))

@@ -67,9 +67,11 @@ class StepSpec:
                 f"try {divisible_rungs(self.batch, self.chunks)}.",
             )
         if self.world != 1:
-            raise MemplanError(f"world is {self.world}, but one device is all that can be planned.", "Leave --world out.")
+            raise MemplanError(
+                f"world is {self.world}, but one device is all that can be planned.", "Leave --world out."
+            )
         if self.clip is not None and self.clip <= 0:
-            raise MemplanError(f"clip is {self.clip}; the largest gradient norm must be above zero.", "Type --clip 1.0.")
+            raise MemplanError(f"clip is {self.clip}; a gradient norm is above zero.", "Type --clip 1.0.")
         parse_counted("ckpt", self.ckpt, CKPT_FORMS)
         parse_counted("loss", self.loss, LOSS_FORMS)
         for name, known in (
