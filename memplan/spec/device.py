@@ -32,7 +32,7 @@ _CARDS: dict[str, tuple[str, str]] = {
     "a100-80g": ("79.25GiB", f"levihsu/OOTDiffusion#235: {_OOM} of an A100"),
     "b200": ("178.35GiB", "pytorch/ao#4002: device query of a B200"),
     "h100-80g": ("79.11GiB", f"vllm-project/vllm#27508: {_OOM} of an H100"),
-    "h200": ("139.80GiB", f"PrimeIntellect-ai/prime-rl, benchmarks/results/BENCHMARKS.md: {_OOM}s of 8 x H200"),
+    "h200": ("139.80GiB", f"PrimeIntellect-ai/prime-rl, benchmark report of 2026-01-13: {_OOM} of 8 x H200"),
     "l40s": ("44.40GiB", f"QwenLM/Qwen3-VL#2097: {_OOM} of an L40, which has the same 48 GB"),
     "rtx-4090": ("23.52GiB", f"Soul-AILab/SoulX-FlashTalk#5: {_OOM} of a 4090 (23.64GiB in TMElyralab/MuseTalk#76)"),
     "rtx-5090": ("33680457728", "NVIDIA/nccl#1637: deviceQuery of an RTX 5090"),
