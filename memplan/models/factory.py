@@ -1,0 +1,62 @@
+"""From a `ModelSpec` to the module that trains.
+
+Letters: `B` batch, `S` sequence, `H` hidden.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from memplan.models.batch import Batch
+from memplan.models.decoder import Decoder
+from memplan.models.molmo2 import Molmo2
+from memplan.spec.model import Component, ModelSpec
+
+INIT_STD = 0.02
+"""Standard deviation of every random matrix, GPT-2's."""
+
+
+class LanguageModel(nn.Module):
+    """A batch -> final normed hidden states [B, S, H]; the head is the decoder's."""
+
+    def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager") -> None:
+        super().__init__()
+        self.decoder = Decoder(spec.decoder, attention=attention, norm=norm)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.decoder.trunk(self.decoder.embed(batch.tokens))
+
+
+def build_model(spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager") -> LanguageModel | Molmo2:
+    """The module of `spec` on torch's default device and in its default dtype, randomly initialised, its frozen
+    components without gradients."""
+    kind = LanguageModel if spec.vision is None else Molmo2
+    model = kind(spec, attention=attention, norm=norm)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=INIT_STD)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    for component in spec.frozen:
+        for parameter in component_parameters(model, component):
+            parameter.requires_grad_(False)
+    return model
+
+
+def component_parameters(model: LanguageModel | Molmo2, component: Component) -> Iterator[nn.Parameter]:
+    """Parameters of one component: `embedding` is the base table and the positions, `blocks` includes the final norm,
+    `head` is the base table again when tied."""
+    decoder = model.decoder
+    if component == "embedding":
+        yield decoder.embedding.weight
+        if decoder.positions is not None:
+            yield from decoder.positions.parameters()
+    elif component == "blocks":
+        yield from decoder.blocks.parameters()
+        yield from decoder.norm.parameters()
+    elif component == "head" and decoder.head is None:
+        yield decoder.embedding.weight
+    elif component == "head" and decoder.head is not None:
+        yield from decoder.head.parameters()
+    elif isinstance(model, Molmo2):
+        yield from (model.vision if component == "vision" else model.connector).parameters()
