@@ -1,0 +1,87 @@
+"""The built-in facts: complete, sourced, free of torch, and equal to what is built from them."""
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+
+from memplan.errors import MemplanError
+from memplan.models import registry
+from memplan.models.factory import build_model
+from memplan.spec.step import PRECISIONS
+
+
+def counts_of(name: str) -> dict[str, int]:
+    """Total, trainable and token-embedding parameters of the module built on the meta device."""
+    with torch.device("meta"):
+        model = build_model(registry.model_spec(name))
+    parameters = list(model.parameters())
+    return {
+        "total": sum(p.numel() for p in parameters),
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        "embedding": sum(p.numel() for p in model.decoder.embedding.parameters()),
+    }
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_built_module_has_the_published_counts(name: str) -> None:
+    published = registry.published_counts(name)
+    assert published.pop("source")
+    assert counts_of(name) == published
+
+
+def test_a_wrong_fact_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    published = registry.published_counts("smollm2-135m")
+    right = registry._facts("smollm2-135m")
+    right["decoder"]["ffn"] += 1
+    monkeypatch.setattr(registry, "_facts", lambda name: right)
+    assert counts_of("smollm2-135m")["total"] != published["total"]
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_spec_is_complete(name: str) -> None:
+    spec = registry.model_spec(name)
+    assert spec.name == name
+    assert spec.source
+    assert spec.precision in PRECISIONS
+    assert spec.seq <= spec.decoder.max_positions
+    assert (spec.vision is None) == (spec.connector is None) == (spec.images == 0)
+    assert spec.decoder.num_heads % spec.decoder.num_kv_heads == 0
+
+
+def test_molmo2_forms() -> None:
+    trainer, exported = registry.model_spec("molmo2-4b"), registry.model_spec("molmo2-4b-hf")
+    assert (trainer.decoder.projections, trainer.decoder.mask, trainer.decoder.rope_fp32) == ("fused", "dense", True)
+    assert (exported.decoder.projections, exported.decoder.mask) == ("separate", "dense")
+    assert trainer.frozen == ("embedding",)
+    assert exported.frozen == ()
+    assert trainer.vision == exported.vision
+    assert trainer.connector == exported.connector
+
+
+def test_unknown_name_lists_near_ones() -> None:
+    with pytest.raises(MemplanError, match=r"molmo2-4b") as caught:
+        registry.model_spec("molmo2_4b")
+    assert "Did you mean" in caught.value.hint
+    with pytest.raises(MemplanError):
+        registry.published_counts("molmo2_4b")
+    with pytest.raises(MemplanError):
+        registry.model_spec("../models/data/gpt2")
+
+
+def test_only_the_file_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    load = tomllib.load
+    monkeypatch.setattr(tomllib, "load", lambda file: read.append(file.name) or load(file))
+    registry.model_spec("gpt2")
+    assert [name.rsplit("/", 1)[-1] for name in read] == ["gpt2.toml"]
+
+
+def test_loads_without_torch() -> None:
+    code = (
+        "import sys; from memplan.models.registry import names, model_spec; [model_spec(name) for name in names()]; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
