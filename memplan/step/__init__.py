@@ -1,1 +1,1 @@
-"""..."""
+"""The real training step, and the proof that each lever leaves its result alone."""

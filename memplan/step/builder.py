@@ -1,0 +1,87 @@
+"""The training step: forward, loss and backward by chunks, clipping, optimizer."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from memplan.models.batch import Batch, synthetic_batch
+from memplan.models.decoder import Decoder
+from memplan.models.factory import build_model
+from memplan.spec.run import RunSpec
+from memplan.step.checkpoint import checkpoint_blocks
+from memplan.step.chunked_loss import IGNORED, summed_loss
+from memplan.step.optimizers import make_optimizer
+
+Mark = Callable[[str], None]
+
+
+def no_mark(phase: str) -> None:
+    """Hears the phases and does nothing."""
+
+
+class TrainStep:
+    """A model, its batch and its optimizer; a call is one whole optimizer step."""
+
+    def __init__(self, run: RunSpec, model: nn.Module, batch: Batch) -> None:
+        self.run = run
+        self.model = model
+        self.batch = batch
+        self.num_targets = int((batch.labels != IGNORED).sum())
+        self.optimizer = make_optimizer(run.step.optimizer, model.parameters())
+
+    def __call__(self, mark: Mark = no_mark) -> float:
+        """Runs one step and returns its loss; `mark` hears each phase begin. Gradients are released at the end."""
+        loss = self.accumulate(mark)
+        mark("optimizer")
+        if self.run.step.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.run.step.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def accumulate(self, mark: Mark = no_mark) -> Tensor:
+        """The batch's mean loss, fp32 scalar, with its gradients added up over the chunks.
+
+        Every chunk's loss is its sum over the whole batch's number of targets, so that the gradients of C chunks add up
+        to those of one backward over the batch.
+        """
+        losses = []
+        for index in range(self.run.step.chunks):
+            mark("forward")
+            loss = self.chunk_loss(self.batch.chunk(index, self.run.step.chunks), mark)
+            mark("backward")
+            loss.backward()
+            losses.append(loss.detach())
+            del loss
+        return torch.stack(losses).sum()
+
+    def chunk_loss(self, part: Batch, mark: Mark) -> Tensor:
+        """Loss of one chunk, scaled for the whole batch, with its graph."""
+        step = self.run.step
+        with torch.autocast(part.labels.device.type, torch.bfloat16, enabled=step.precision == "bf16-mixed"):
+            hidden = self.model(part)
+            mark("loss")
+            weight = decoder_of(self.model).head_weight
+            total = summed_loss(hidden, weight, part.labels, kind=step.loss_kind, chunks=step.loss_chunks)
+        return total / self.num_targets
+
+
+def build_step(run: RunSpec, device: torch.device, seed: int = 0) -> TrainStep:
+    """The step that `run` describes, on `device`, from random weights and synthetic tokens drawn by `seed`."""
+    torch.manual_seed(seed)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16 if run.step.precision == "bf16" else torch.float32)
+    try:
+        with device:
+            model = build_model(run.model, attention=run.step.attention, norm=run.step.norm)
+    finally:
+        torch.set_default_dtype(default)
+    checkpoint_blocks(decoder_of(model), run.step.ckpt_every)
+    model.train()
+    return TrainStep(run, model, synthetic_batch(run, device, seed))
+
+
+def decoder_of(model: nn.Module) -> Decoder:
+    """The decoder inside `model`, which carries blocks, embedding and head."""
+    return next(module for module in model.modules() if isinstance(module, Decoder))
