@@ -24,7 +24,7 @@ def parse_bytes(text: str) -> int:
     if match is None or scale is None:
         raise MemplanError(f"{text!r} is not a size.", "Type it like 71GiB, 512MiB or plain bytes.")
     whole, _, decimals = match["number"].partition(".")
-    num_bytes = int(whole + decimals) * scale // 10 ** len(decimals)
+    num_bytes: int = int(whole + decimals) * scale // 10 ** len(decimals)
     if num_bytes <= 0:
         raise MemplanError(f"{text!r} is not a size above zero.", "Type it like 71GiB.")
     return num_bytes
@@ -45,6 +45,14 @@ def format_bytes(num_bytes: int, digits: int = 2) -> str:
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.{digits}f} {unit}"
     return f"{num_bytes} B"
+
+
+def format_exact_bytes(num_bytes: int) -> str:
+    """`num_bytes` as text that `parse_bytes` reads back to the same number: 6GiB, 6145MiB or 6442450945."""
+    for scale, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= scale and num_bytes % scale == 0:
+            return f"{num_bytes // scale}{unit}"
+    return str(num_bytes)
 
 
 def gib(num_bytes: int) -> float:
@@ -68,3 +76,20 @@ def format_ns(time_ns: int, digits: int = 2) -> str:
 def seconds(time_ns: int) -> float:
     """`time_ns` nanoseconds in seconds."""
     return time_ns / 10**9
+
+
+def parse_percent(text: str) -> float:
+    """The fraction that `2%` or `0.02` names; MemplanError otherwise."""
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise MemplanError(f"{text!r} is not a share from 0% to 100%.", "Type it like 2% or 0.02.")
+    return value
+
+
+def format_percent(frac: float, digits: int = 2) -> str:
+    """`frac` as a signed percentage: +1.25 %."""
+    return f"{frac * 100:+.{digits}f} %"

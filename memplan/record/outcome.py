@@ -76,6 +76,13 @@ class RungResult:
         total_ns = sum(self.step_ns)
         return self.step["batch"] * len(self.step_ns) * 10**9 / total_ns if total_ns else None
 
+    @property
+    def median_step_ns(self) -> int | None:
+        """Median time of the timed steps, rounded down to a nanosecond."""
+        ordered = sorted(self.step_ns)
+        middle = len(ordered) // 2
+        return (ordered[middle] + ordered[-middle - 1]) // 2 if ordered else None
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON line of this row."""
         return {"schema_version": SCHEMA_VERSION} | dataclasses.asdict(self) | {"samples_per_s": self.samples_per_s}

@@ -74,8 +74,9 @@ class Ladder:
                 yield model, loss, precision, ckpt, dataclasses.replace(rung, ckpt=ckpt)
 
     @staticmethod
-    def from_toml(path: Path) -> "Ladder":
-        """The ladder that a file describes; its keys are the command line's options without dashes."""
+    def from_toml(path: Path, changes: dict[str, Any] | None = None) -> "Ladder":
+        """The ladder that a file describes; its keys are the command line's options without dashes. The keys of
+        `changes` count instead of the file's."""
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -86,7 +87,7 @@ class Ladder:
             raise MemplanError(f"{path} cannot be read: {error}.") from None
         except tomllib.TOMLDecodeError as error:
             raise MemplanError(f"{path} is not TOML: {error}.", 'A line looks like: rungs = "B4c2,B2c1".') from None
-        return Ladder.from_dict(data, name=path.stem, origin=str(path))
+        return Ladder.from_dict(data | (changes or {}), name=path.stem, origin=str(path))
 
     @staticmethod
     def from_dict(data: dict[str, Any], *, name: str, origin: str) -> "Ladder":
@@ -102,7 +103,7 @@ class Ladder:
             elif field == "gate":
                 values["gate_bytes"] = parse_bytes(_texts(origin, key, value, joined=True)[0])
             elif field in ("model", "ckpt", "loss", "precision"):
-                values[field] = _texts(origin, key, value)
+                values[field] = tuple(_texts(origin, key, value, joined=True)[0].split(","))
             elif field in ("seq", "images", "warmup", "steps", "timeout_s"):
                 if type(value) is not int:
                     raise MemplanError(f"{origin}: {key} must be a whole number, not {value!r}.")
@@ -124,7 +125,8 @@ GATES = ("allocated", "reserved")
 
 
 def _texts(origin: str, key: str, value: object, *, joined: bool = False) -> tuple[str, ...]:
-    items = value if isinstance(value, list) else [value]
-    if not items or not all(isinstance(item, str) and item for item in items):
+    items: list[object] = value if isinstance(value, list) else [value]
+    texts = tuple(item for item in items if isinstance(item, str) and item)
+    if not texts or len(texts) != len(items):
         raise MemplanError(f"{origin}: {key} must be text or a list of texts, not {value!r}.")
-    return (",".join(items),) if joined else tuple(items)
+    return (",".join(texts),) if joined else texts

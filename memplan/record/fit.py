@@ -1,0 +1,33 @@
+"""An estimate held against a limit, and one thing that was looked at on this machine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether a run fits, and how much larger it could be."""
+
+    gate_bytes: int | None
+    """The gate that was asked for."""
+    limit_bytes: int | None
+    """The gate, or else what the card has; None when nothing limits."""
+    fits: bool | None
+    """Whether the peak stays at or under the limit."""
+    max_batch: int | None
+    """Largest batch under the limit at the given number of chunks, 0 when none fits."""
+    max_batch_unchunked: int | None
+    """Largest batch under the limit in one chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that memplan needs or that changes its numbers."""
+
+    name: str
+    """What was looked at."""
+    status: str
+    """`ok`, `missing` or `note`."""
+    found: str
+    """What is there."""
+    advice: str = ""
+    """What to type when something should be done."""
