@@ -1,1 +1,1 @@
-"""..."""
+"""The hands of the measuring witness: one seam, a device behind each implementation. torch is imported on use."""

@@ -1,0 +1,119 @@
+"""What this machine has, what it lacks, and what to type about it."""
+
+import os
+import shutil
+from typing import Any
+
+from memplan.backends.environment import (
+    ALLOCATOR_SETTINGS,
+    available_ram_bytes,
+    commit,
+    gpu,
+    installed_version,
+    total_ram_bytes,
+)
+from memplan.record import Check
+from memplan.units import format_bytes
+
+PARTS = {"typer": "the command line", "pandas": "tables", "matplotlib": "plots", "rich": "tables on a terminal"}
+"""Packages that memplan itself needs, and what for."""
+
+
+def checks() -> tuple[Check, ...]:
+    """One check after another; each says what it found, and none depends on another having succeeded."""
+    found = [_memplan(), *_torch(), _gpu(), _memory()]
+    found += [_package(name, purpose) for name, purpose in PARTS.items()]
+    found.append(
+        _package("transformers", "Hugging Face models (optional)", advice="pip install 'memplan[hf]'", optional=True)
+    )
+    found += _settings()
+    return tuple(found)
+
+
+def _memplan() -> Check:
+    import platform
+
+    from memplan import __version__
+
+    source = commit()
+    found = f"{__version__}{f', commit {source}' if source else ''}, Python {platform.python_version()}"
+    return Check(name="memplan", status="ok", found=found)
+
+
+def _torch() -> list[Check]:
+    advice = "pip install torch --index-url https://download.pytorch.org/whl/cpu (or without the index for CUDA)"
+    if installed_version("torch") is None:
+        found = "not installed: estimate, models, report and calibrate work, ladder and verify do not"
+        return [Check(name="torch", status="missing", found=found, advice=advice)]
+    try:
+        import torch
+    except Exception as error:  # a broken install fails in many ways: missing library, wrong architecture, ...
+        text = f"installed, but does not load: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        return [Check(name="torch", status="missing", found=text, advice=advice)]
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU only"
+    return [
+        Check(name="torch", status="ok", found=f"{torch.__version__}, {built}, {torch.get_num_threads()} threads"),
+        _cuda(torch),
+    ]
+
+
+def _cuda(torch: Any) -> Check:
+    if torch.cuda.is_available():
+        return Check(name="CUDA", status="ok", found=torch.cuda.get_device_name(0))
+    if gpu() is None:
+        return Check(name="CUDA", status="note", found="no GPU", advice="memplan ladder ... --device cpu")
+    if torch.version.cuda is None:
+        advice = "pip install torch (a build with CUDA)"
+        return Check(
+            name="CUDA", status="missing", found="there is a GPU, but torch is built without CUDA", advice=advice
+        )
+    return Check(
+        name="CUDA",
+        status="missing",
+        found="there is a GPU, but torch cannot use it",
+        advice="nvidia-smi (is the driver new enough for this torch?)",
+    )
+
+
+def _gpu() -> Check:
+    facts = gpu()
+    if facts is None:
+        seen = "nvidia-smi is there, NVML is not usable" if shutil.which("nvidia-smi") else "no NVIDIA driver"
+        return Check(name="driver", status="note", found=seen)
+    parts = [str(facts["gpu"])]
+    if "gpu_memory_bytes" in facts:
+        parts.append(format_bytes(facts["gpu_memory_bytes"]))
+    if "driver" in facts:
+        parts.append(f"driver {facts['driver']}")
+    return Check(name="driver", status="ok", found=", ".join(parts))
+
+
+def _memory() -> Check:
+    total, available = total_ram_bytes(), available_ram_bytes()
+    if total is None or available is None:
+        return Check(name="memory", status="note", found="unknown here: rungs on the CPU are started unchecked")
+    return Check(name="memory", status="ok", found=f"{format_bytes(total)}, {format_bytes(available)} available")
+
+
+def _package(name: str, purpose: str, advice: str = "", optional: bool = False) -> Check:
+    version = installed_version(name)
+    if version is not None:
+        return Check(name=name, status="ok", found=f"{version}, for {purpose}")
+    status = "note" if optional else "missing"
+    return Check(
+        name=name, status=status, found=f"not installed, for {purpose}", advice=advice or f"pip install {name}"
+    )
+
+
+def _settings() -> list[Check]:
+    there = {name: os.environ[name] for name in ALLOCATOR_SETTINGS if name in os.environ}
+    if not there:
+        return [Check(name="settings", status="ok", found="no allocator setting in the environment")]
+    found = [Check(name=name, status="note", found=value) for name, value in there.items()]
+    joined = ",".join(there.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if "expandable_segments:True" in joined and "max_split_size_mb" in joined:
+        advice = "drop max_split_size_mb: with expandable segments it makes reserved memory grow (pytorch#123548)"
+        found.append(
+            Check(name="allocator", status="note", found="two settings that do not go together", advice=advice)
+        )
+    return found
