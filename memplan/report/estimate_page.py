@@ -1,0 +1,116 @@
+"""What an estimate says, for people: static memory, what a sample adds, the peak of every phase, what fits."""
+
+from typing import Any
+
+from memplan.record import CATEGORIES, Estimate, Fit
+from memplan.report.render import render
+from memplan.report.table import Column, Table
+from memplan.units import format_bytes
+
+
+def estimate_json(estimate: Estimate, fit: Fit) -> dict[str, Any]:
+    """The JSON form: the estimate's own keys and what was held against them."""
+    return estimate.to_dict() | {
+        "gate_bytes": fit.gate_bytes,
+        "limit_bytes": fit.limit_bytes,
+        "fits": fit.fits,
+        "max_batch": fit.max_batch,
+        "max_batch_unchunked": fit.max_batch_unchunked,
+    }
+
+
+def estimate_page(estimate: Estimate, fit: Fit) -> str:
+    """The page as plain text."""
+    return "\n".join(
+        [
+            _heading(estimate),
+            "",
+            render(_static_table(estimate)),
+            "",
+            render(phase_table(estimate)),
+            "",
+            *_conclusion(estimate, fit),
+        ]
+    )
+
+
+def assumptions(estimate: Estimate, given: set[str]) -> list[str]:
+    """A line that says what nobody asked for and was filled in from the model; none when everything was given."""
+    step, run = estimate.run.step, estimate.run
+    filled = {
+        "model": run.model.name,
+        "seq": f"seq {step.seq}",
+        "images": f"{step.images} images" if step.images else None,
+        "precision": step.precision,
+        "gpu": run.device.name if run.device.rules == "cuda" else None,
+    }
+    told = [text for name, text in filled.items() if text is not None and name not in given]
+    return ["assumed: " + ", ".join(told)] if told else []
+
+
+def phase_table(estimate: Estimate) -> Table:
+    """The largest moment of each phase by category; categories that are empty everywhere are left out."""
+    kept = [name for name in CATEGORIES if any(phase.breakdown.to_dict()[name] for phase in estimate.phases)]
+    columns = (
+        Column(key="phase", header="phase", align="left"),
+        Column(key="moment", header="largest at", align="left"),
+        *(Column(key=f"{name}_bytes", header=name, text=_size) for name in kept),
+        Column(key="allocated_bytes", header="allocated", text=format_bytes),
+        Column(key="peaks", header="", align="left"),
+    )
+    rows = tuple(
+        (
+            phase.phase,
+            phase.moment,
+            *(phase.breakdown.to_dict()[name] for name in kept),
+            phase.breakdown.total_bytes,
+            "<- peak" if phase is estimate.peak else "",
+        )
+        for phase in estimate.phases
+    )
+    return Table(columns=columns, rows=rows)
+
+
+def _heading(estimate: Estimate) -> str:
+    step, model = estimate.run.step, estimate.run.model
+    levers = [f"B{step.batch}c{step.chunks}@{step.ckpt}", f"seq {step.seq}"]
+    levers += [f"{step.images} images"] if step.images else []
+    levers += [f"loss {step.loss}", step.precision, step.optimizer, f"{step.attention} attention", f"{step.norm} norm"]
+    levers += [f"clip {step.clip:g}"] if step.clip is not None else []
+    counts = f"{estimate.params_total:,} parameters, {estimate.params_trainable:,} train"
+    return f"{model.name} ({counts})\nestimated for {estimate.run.device.name}: " + ", ".join(levers)
+
+
+def _static_table(estimate: Estimate) -> Table:
+    columns = (
+        Column(key="what", header="what", align="left"),
+        Column(key="bytes", header="size", text=format_bytes),
+    )
+    rows: list[tuple[Any, ...]] = [
+        (f"{name} (static)", size) for name, size in estimate.static.to_dict().items() if size
+    ]
+    rows.append(("static together, between two steps", estimate.static.total_bytes))
+    rows.append(("saved for backward by one sample of a chunk", estimate.per_sample_bytes))
+    rows.append(("logits and loss of one sample of a chunk", estimate.logits_per_sample_bytes))
+    return Table(columns=columns, rows=tuple(rows))
+
+
+def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
+    step, device = estimate.run.step, estimate.run.device
+    lines = [f"peak: {format_bytes(estimate.peak_allocated_bytes)} allocated, in {estimate.peak.phase}"]
+    if fit.limit_bytes is None:
+        return [*lines, "nothing to hold it against: type --gate SIZE to see the largest batch"]
+    name = "the gate" if fit.gate_bytes is not None else device.name
+    room_bytes = fit.limit_bytes - estimate.peak_allocated_bytes
+    verdict = (
+        f"fits, {format_bytes(room_bytes)} to spare" if fit.fits else f"does not fit, {format_bytes(-room_bytes)} over"
+    )
+    lines.append(f"under {format_bytes(fit.limit_bytes)} ({name}): {verdict}")
+    largest = f"largest batch: {fit.max_batch or 'none fits'} in {step.chunks} chunk{'s' * (step.chunks > 1)}"
+    if step.chunks > 1:
+        largest += f", {fit.max_batch_unchunked or 'none fits'} in 1"
+    return [*lines, largest]
+
+
+def _size(num_bytes: int) -> str:
+    return format_bytes(num_bytes) if num_bytes else "."

@@ -1,0 +1,110 @@
+"""One table, five looks: for a terminal, for a log, Markdown, csv, json and jsonl."""
+
+import csv
+import io
+import json
+import os
+import sys
+
+from memplan.errors import MemplanError, near_names
+from memplan.report.table import Table
+
+FORMS = ("table", "json", "jsonl", "md", "csv")
+STATUS_STYLES = {
+    "pass": "green",
+    "ok": "green",
+    "same": "green",
+    "fail": "red",
+    "over_gate": "red",
+    "oom": "red",
+    "error": "red",
+    "differs": "red",
+    "missing": "red",
+    "timeout": "yellow",
+    "killed": "yellow",
+    "inconclusive": "yellow",
+}
+"""Colour of a cell by its text."""
+
+
+def render(table: Table, form: str = "table", *, rich: bool = False) -> str:
+    """`table` as text in one of `FORMS`, without the last line break; `rich` draws and colours it for a terminal."""
+    check_form(form)
+    if form == "json":
+        return json.dumps(table.records(), indent=2)
+    if form == "jsonl":
+        return "\n".join(json.dumps(record) for record in table.records())
+    if form == "csv":
+        return _csv(table)
+    folded = table.folded()
+    if form == "md":
+        return _markdown(folded)
+    return _rich(folded) if rich else _plain(folded)
+
+
+def check_form(form: str) -> None:
+    """MemplanError when there is no such form."""
+    if form not in FORMS:
+        raise MemplanError(f"Unknown output {form!r}.", near_names(form, FORMS))
+
+
+def wants_rich() -> bool:
+    """Whether standard output is a terminal whose user has not asked for plain text."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _plain(table: Table) -> str:
+    headers, texts = table.headers(), table.texts()
+    widths = [max(len(line[index]) for line in [headers, *texts]) for index in range(len(headers))]
+
+    def line(cells: list[str]) -> str:
+        padded = [
+            cell.ljust(width) if column.align == "left" else cell.rjust(width)
+            for cell, width, column in zip(cells, widths, table.columns, strict=True)
+        ]
+        return "  ".join(padded).rstrip()
+
+    body = [line(headers), "  ".join("-" * width for width in widths), *(line(cells) for cells in texts)]
+    return "\n".join([*([table.title, ""] if table.title else []), *body, *_spaced(table.footer)])
+
+
+def _markdown(table: Table) -> str:
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    rule = "|" + "|".join("---" if column.align == "left" else "--:" for column in table.columns) + "|"
+    body = [line(table.headers()), rule, *(line(cells) for cells in table.texts())]
+    return "\n".join([*([f"**{table.title}**", ""] if table.title else []), *body, *_spaced(table.footer, "<br>")])
+
+
+def _csv(table: Table) -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, [column.key for column in table.columns], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table.records())
+    return file.getvalue().rstrip("\n")
+
+
+def _rich(table: Table) -> str:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(box=SIMPLE_HEAD, title=table.title or None, title_justify="left", pad_edge=False)
+    for column in table.columns:
+        header = column.header + (f"\n[{column.unit}]" if column.unit else "")
+        # Words may wrap, numbers may not.
+        drawn.add_column(Text(header), justify=column.align, no_wrap=column.align == "right", overflow="fold")
+    for cells in table.texts():
+        drawn.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in cells))
+    console = Console()
+    with console.capture() as capture:
+        console.print(drawn)
+        for text in table.footer:
+            console.print(Text(text, style="dim"))
+    return capture.get().rstrip("\n")
+
+
+def _spaced(footer: tuple[str, ...], ending: str = "") -> list[str]:
+    return ["", *(line + ending for line in footer[:-1]), footer[-1]] if footer else []

@@ -1,0 +1,78 @@
+"""The neutral table: what each column is, and values; how it looks is the renderer's business."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+MISSING = "-"
+"""Text of a value that is not there. It is never 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column."""
+
+    key: str
+    """Name in csv and json; its ending says the unit (`_bytes`, `_ns`, `_frac`)."""
+    header: str
+    """Name for people."""
+    unit: str = ""
+    """Unit that all its texts share, put under or behind the header; empty when each text carries its own."""
+    align: Literal["left", "right"] = "right"
+    """Numbers right, words left."""
+    text: Callable[[Any], str] = str
+    """Value to text; never asked for None."""
+    hide_constant: bool = False
+    """Leave the column out when all rows say the same, and say it once below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Columns, one tuple of values a row in the same order, and what stands around them."""
+
+    columns: tuple[Column, ...]
+    """What the values are."""
+    rows: tuple[tuple[Any, ...], ...]
+    """The values; None where there is none."""
+    title: str = ""
+    """Above it."""
+    footer: tuple[str, ...] = ()
+    """Lines below it."""
+
+    def folded(self) -> "Table":
+        """This table without the columns that never vary; what they say becomes the first line below."""
+        constant = [
+            index
+            for index, column in enumerate(self.columns)
+            if column.hide_constant and len({row[index] for row in self.rows}) <= 1
+        ]
+        told = [
+            f"{self.columns[index].header} {self.cell(self.rows[0], index)}"
+            for index in constant
+            if self.rows and self.rows[0][index] is not None
+        ]
+        kept = [index for index in range(len(self.columns)) if index not in constant]
+        return Table(
+            columns=tuple(self.columns[index] for index in kept),
+            rows=tuple(tuple(row[index] for index in kept) for row in self.rows),
+            title=self.title,
+            footer=(((", ".join(told)),) if told else ()) + self.footer,
+        )
+
+    def cell(self, row: Sequence[Any], index: int) -> str:
+        """Text of one value."""
+        value = row[index]
+        return MISSING if value is None else self.columns[index].text(value)
+
+    def headers(self) -> list[str]:
+        """Header of each column, its unit behind it."""
+        return [column.header + (f" [{column.unit}]" if column.unit else "") for column in self.columns]
+
+    def texts(self) -> list[list[str]]:
+        """Texts of all rows."""
+        return [[self.cell(row, index) for index in range(len(self.columns))] for row in self.rows]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Rows as dicts of raw values by key."""
+        keys = [column.key for column in self.columns]
+        return [dict(zip(keys, row, strict=True)) for row in self.rows]
