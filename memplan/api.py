@@ -1,0 +1,123 @@
+"""The verbs as functions. Everything heavy is imported by the verb that needs it."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memplan.errors import MemplanError
+from memplan.record import Check, Estimate, Fit, ParityReport, RungResult
+from memplan.spec import DeviceSpec, Ladder, RunSpec, StepSpec
+from memplan.spec.device import CPU, card
+
+if TYPE_CHECKING:
+    from memplan.analysis import Agreement
+    from memplan.ladder.runner import Climb, Note
+
+REPORTS = Path("reports")
+"""Where climbs without `--out` go, below the current folder."""
+DEFAULT_CARD = "h100-80g"
+"""The card that is assumed where none is named."""
+
+
+def climb(ladder: Ladder, *, out: Path | None, resume: bool, say: "Callable[[Note], None]") -> "Climb":
+    """The rows of `ladder`, measured on this machine, in a folder of their own; MemplanError before the first rung when
+    any of them cannot be climbed or the folder cannot be written."""
+    from memplan.estimate import estimate as estimated
+    from memplan.ladder import runner
+    from memplan.ladder.folder import open_folder
+    from memplan.ladder.points import find_device, points
+
+    found = points(ladder, find_device(ladder.device))
+    runner.check(ladder, found)
+    estimates = {point.run.run_id: estimated(point.run).peak_allocated_bytes for point in found}
+    folder = open_folder(out, ladder.name, resume=resume, reports=REPORTS)
+    return runner.climb(
+        ladder, found, folder, resume=resume, estimated=lambda point: estimates[point.run.run_id], say=say
+    )
+
+
+def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
+    """What the formulas say about the one rung of `question` on `device`, and whether it fits under the gate, or else
+    into the card."""
+    from memplan.estimate import estimate as estimated
+    from memplan.estimate.search import max_batch
+    from memplan.ladder.points import points
+
+    found = points(question, device)
+    if len(found) > 1:
+        raise MemplanError("estimate answers for one rung at a time.", "Type memplan ladder for several.")
+    run = found[0].run
+    answer = estimated(run)
+    limit_bytes = question.gate_bytes if question.gate_bytes is not None else device.capacity_bytes
+    if limit_bytes is None:
+        nothing = Fit(gate_bytes=None, limit_bytes=None, fits=None, max_batch=None, max_batch_unchunked=None)
+        return answer, nothing
+    one_chunk = dataclasses.replace(run, step=dataclasses.replace(run.step, chunks=1))
+    return answer, Fit(
+        gate_bytes=question.gate_bytes,
+        limit_bytes=limit_bytes,
+        fits=answer.peak_allocated_bytes <= limit_bytes,
+        max_batch=max_batch(run, limit_bytes),
+        max_batch_unchunked=max_batch(one_chunk, limit_bytes),
+    )
+
+
+def estimated_device(device: str | None, gpu: str | None) -> DeviceSpec:
+    """The device that an estimate is made for: a card by name, or the CPU."""
+    if device == "cpu":
+        if gpu is not None:
+            raise MemplanError(f"--device cpu and --gpu {gpu} ask for two devices.", "Leave one out.")
+        return CPU
+    if device not in (None, "cuda"):
+        raise MemplanError(
+            f"An estimate is made for a card or the CPU, not for {device!r}.", "Type --gpu NAME or --device cpu."
+        )
+    return card(gpu or DEFAULT_CARD)
+
+
+def models() -> tuple[Estimate, ...]:
+    """One sample of each built-in model, from which its exact counts can be read."""
+    from memplan.estimate import estimate as estimated
+    from memplan.models.registry import model_spec, names
+
+    answers = []
+    for name in names():
+        model = model_spec(name)
+        step = StepSpec(batch=1, seq=model.seq, images=model.images, precision=model.precision)
+        answers.append(estimated(RunSpec(model=model, step=step, device=card(DEFAULT_CARD))))
+    return tuple(answers)
+
+
+def doctor() -> tuple[Check, ...]:
+    """What this machine has and lacks; works without torch."""
+    from memplan.backends.doctor import checks
+
+    return checks()
+
+
+def verify(variants: Ladder) -> Iterator[ParityReport]:
+    """The plain step against each rung of `variants`, one report at a time."""
+    from memplan.backends.environment import installed_version
+    from memplan.ladder.points import find_device, points
+
+    found = points(variants, find_device(variants.device))
+    if installed_version("torch") is None:
+        raise MemplanError("torch is not installed.", "Type: pip install torch")
+    import torch
+
+    from memplan.step.parity import compare
+
+    for point in found:
+        yield compare(point.run, torch.device(point.run.device.rules))
+
+
+def calibrate(folders: Sequence[Path]) -> tuple[tuple[RungResult, ...], "Agreement"]:
+    """All rows of some ladders' folders, and how well estimate and measurement agree over them."""
+    from memplan.analysis import agreement
+    from memplan.record import read_rows
+
+    rows = tuple(
+        row for folder in folders for row in read_rows(folder if folder.suffix == ".jsonl" else folder / "ladder.jsonl")
+    )
+    return rows, agreement(rows)

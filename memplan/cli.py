@@ -1,0 +1,256 @@
+"""The command line: parse, call the api, hand the answer to the report. No arithmetic and no formatting here."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Optional
+
+import typer
+
+from memplan import api
+from memplan.errors import MemplanError, NothingMeasuredError
+from memplan.spec import Ladder
+from memplan.units import decimal_note, parse_percent
+
+DEFAULT_MODEL = "molmo2-4b"
+
+app = typer.Typer(
+    name="memplan",
+    help="What fits on the card: estimate and measure the memory of a training step.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+# One spelling for every verb. `Optional` because typer reads these at run time.
+Model = Annotated[Optional[str], typer.Option("--model", help="Model, or several with commas.")]  # noqa: UP045
+Seq = Annotated[Optional[int], typer.Option("--seq", help="Tokens a sample; the model's usual length otherwise.")]  # noqa: UP045
+Images = Annotated[Optional[int], typer.Option("--images", help="Image crops a sample.")]  # noqa: UP045
+Ckpt = Annotated[Optional[str], typer.Option("--ckpt", help="none, full, every:K; several cross every rung.")]  # noqa: UP045
+Loss = Annotated[Optional[str], typer.Option("--loss", help="full, chunked:N, chunked-ckpt:N.")]  # noqa: UP045
+Precision = Annotated[Optional[str], typer.Option("--precision", help="fp32, bf16, bf16-mixed.")]  # noqa: UP045
+Optimizer = Annotated[Optional[str], typer.Option("--optimizer", help="adamw, adamw-foreach, adamw-loop, sgd.")]  # noqa: UP045
+Attention = Annotated[Optional[str], typer.Option("--attention", help="sdpa, eager.")]  # noqa: UP045
+Norm = Annotated[Optional[str], typer.Option("--norm", help="eager, fused.")]  # noqa: UP045
+Clip = Annotated[Optional[float], typer.Option("--clip", help="Largest total gradient norm.")]  # noqa: UP045
+Gate = Annotated[Optional[str], typer.Option("--gate", help="What the peak is held against: 71GiB.")]  # noqa: UP045
+Output = Annotated[str, typer.Option("-o", "--output", help="table, json, jsonl, md, csv.")]
+
+
+@app.command()
+def ladder(
+    rungs: Annotated[str, typer.Argument(help="Rungs like B12c6,B8c4@full, or a file.toml.", metavar="RUNGS")],
+    model: Model = None,
+    seq: Seq = None,
+    images: Images = None,
+    ckpt: Ckpt = None,
+    loss: Loss = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    attention: Attention = None,
+    norm: Norm = None,
+    clip: Clip = None,
+    device: Annotated[Optional[str], typer.Option("--device", help="auto, cuda, cpu.")] = None,  # noqa: UP045
+    gate: Gate = None,
+    gate_on: Annotated[Optional[str], typer.Option("--gate-on", help="allocated, reserved.")] = None,  # noqa: UP045
+    warmup: Annotated[Optional[int], typer.Option("--warmup", help="Steps before the measured one.")] = None,  # noqa: UP045
+    steps: Annotated[Optional[int], typer.Option("--steps", help="Timed steps.")] = None,  # noqa: UP045
+    timeout: Annotated[Optional[int], typer.Option("--timeout", help="Seconds a rung may take.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option("--out", help="Folder for the results.")] = None,  # noqa: UP045
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier climb.")] = False,
+    output: Output = "table",
+) -> None:
+    """Train real steps, one fresh process a rung, and hold each peak against a gate."""
+    from memplan.report.ladder_table import ladder_table, provenance
+    from memplan.report.page import write_page
+    from memplan.report.progress import Progress
+    from memplan.report.render import check_form, render, wants_rich
+
+    check_form(output)
+    given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
+                   attention=attention, norm=norm, clip=clip, device=device, gate=gate, gate_on=gate_on, warmup=warmup,
+                   steps=steps, timeout_s=timeout)  # fmt: skip
+    question = _ladder(rungs, given)
+    progress = Progress()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        climbed = api.climb(
+            question,
+            out=out,
+            resume=resume,
+            say=lambda note: progress.say(note.number, note.total, note.rung, note.text, note.kind),
+        )
+    finally:
+        progress.done()
+    rows = climbed.rows
+    if rows:
+        write_page(rows, climbed.folder)
+    if output in ("json", "jsonl"):
+        _print_json([row.to_dict() for row in rows], lines=output == "jsonl")
+    else:
+        print(render(ladder_table(rows, footer=provenance(rows)), output, rich=wants_rich()))
+    _say([f"results: {climbed.folder}"])
+    raise typer.Exit(climbed.exit_code)
+
+
+@app.command()
+def estimate(
+    model: Model = None,
+    rung: Annotated[Optional[str], typer.Option("--rung", help="A rung like B12c6@full.")] = None,  # noqa: UP045
+    batch: Annotated[Optional[int], typer.Option("--batch", help="Samples a step, instead of --rung.")] = None,  # noqa: UP045
+    chunks: Annotated[Optional[int], typer.Option("--chunks", help="Backward passes a step.")] = None,  # noqa: UP045
+    seq: Seq = None,
+    images: Images = None,
+    ckpt: Ckpt = None,
+    loss: Loss = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    attention: Attention = None,
+    norm: Norm = None,
+    clip: Clip = None,
+    gpu: Annotated[Optional[str], typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,  # noqa: UP045
+    device: Annotated[Optional[str], typer.Option("--device", help="cpu, to estimate for the host.")] = None,  # noqa: UP045
+    gate: Gate = None,
+    output: Output = "table",
+) -> None:
+    """Say by formulas what a step needs: static memory, what a sample adds, the peak of each phase, what fits."""
+    from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table
+    from memplan.report.render import check_form, render
+
+    check_form(output)
+    if rung is not None and (batch is not None or chunks is not None):
+        raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
+    rung = rung if rung is not None else f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
+    given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
+                   attention=attention, norm=norm, clip=clip, gate=gate)  # fmt: skip
+    question = Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung}, name="estimate", origin="options")
+    answer, fit = api.estimate(question, api.estimated_device(device, gpu))
+    _say(assumptions(answer, given.keys() | _given(gpu=gpu).keys()))
+    if output == "table":
+        print(estimate_page(answer, fit))
+    elif output in ("json", "jsonl"):
+        _print_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)
+    else:
+        print(render(phase_table(answer), output))
+
+
+@app.command()
+def models(output: Output = "table") -> None:
+    """List the built-in models: exact parameter counts, usual set-up, where the facts come from."""
+    from memplan.report.lists import models_table
+    from memplan.report.render import render, wants_rich
+
+    print(render(models_table(api.models()), output, rich=wants_rich()))
+
+
+@app.command()
+def doctor(output: Output = "table") -> None:
+    """Look at this machine: torch, GPU, driver, allocator settings; say what is missing and what to type."""
+    from memplan.report.lists import doctor_table
+    from memplan.report.render import render, wants_rich
+
+    print(render(doctor_table(api.doctor()), output, rich=wants_rich()))
+
+
+@app.command()
+def verify(
+    rungs: Annotated[
+        str, typer.Argument(help="Variants to hold against the plain step.", metavar="RUNGS")
+    ] = "B4c1@full,B4c1@every:2,B4c2@none,B4c4@full,B4c1l4@none,B4c2l4@full",
+    model: Model = None,
+    seq: Seq = None,
+    images: Images = None,
+    ckpt: Ckpt = None,
+    loss: Loss = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    attention: Attention = None,
+    norm: Norm = None,
+    device: Annotated[Optional[str], typer.Option("--device", help="cpu, cuda.")] = None,  # noqa: UP045
+    output: Output = "table",
+) -> None:
+    """Prove that chunks, checkpointing and chunked losses leave the loss and every gradient alone."""
+    from memplan.report.lists import parity_table
+    from memplan.report.render import check_form, render, wants_rich
+
+    check_form(output)
+    given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
+                   attention=attention, norm=norm, device=device)  # fmt: skip
+    assumed = {"model": "tiny", "device": "cpu", "loss": "full,chunked-ckpt:2"}
+    question = Ladder.from_dict(assumed | given | {"rungs": rungs}, name="verify", origin="options")
+    reports = list(api.verify(question))
+    print(render(parity_table(reports), output, rich=wants_rich()))
+    raise typer.Exit(0 if all(report.same for report in reports) else 1)
+
+
+@app.command()
+def calibrate(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of ladders, or their jsonl files.", metavar="DIR...")],
+    within: Annotated[str, typer.Option("--within", help="Largest error that is agreement.")] = "2%",
+    output: Output = "table",
+) -> None:
+    """Hold estimates against measurements, the worst row first."""
+    from memplan.report.ladder_table import agreement_table, provenance
+    from memplan.report.render import check_form, render, wants_rich
+
+    check_form(output)
+    within_frac = parse_percent(within)
+    rows, found = api.calibrate(folders)
+    if not found.pairs:
+        raise NothingMeasuredError("None of these rows has both an estimate and a measurement.")
+    print(render(agreement_table(found, footer=provenance(rows)), output, rich=wants_rich()))
+    raise typer.Exit(found.exit_code(within_frac))
+
+
+def main() -> NoReturn:
+    """The console entry: runs a verb and ends with its exit code."""
+    try:
+        app()
+    except MemplanError as error:
+        _say([f"memplan: {error}"])
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        sys.stdout = None  # so that the interpreter does not try to flush it
+        sys.exit(0)
+    sys.exit(0)
+
+
+def _ladder(rungs: str, given: dict[str, Any]) -> Ladder:
+    """The ladder of a file, or of rungs, with the options that were given."""
+    if rungs.endswith(".toml") or "/" in rungs:
+        return Ladder.from_toml(Path(rungs), given)
+    values = {"model": DEFAULT_MODEL} | given | {"rungs": rungs}
+    device = values.get("device", "auto")
+    return Ladder.from_dict(values, name=f"{values['model'].replace(',', '+')}_{device}", origin="options")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were typed; a size in decimal units is pointed out."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if note := decimal_note(given.get("gate", "")):
+        _say([note])
+    return given
+
+
+def _print_json(values: list[dict[str, Any]], *, lines: bool, single: bool = False) -> None:
+    if lines:
+        for value in values:
+            print(json.dumps(value))
+    else:
+        print(json.dumps(values[0] if single else values, indent=2))
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()
