@@ -92,4 +92,4 @@ def parse_percent(text: str) -> float:
 
 def format_percent(frac: float, digits: int = 2) -> str:
     """`frac` as a signed percentage: +1.25 %."""
-    return f"{frac * 100:+.{digits}f} %"
+    return f"{round(frac * 100, digits) + 0.0:+.{digits}f} %"

@@ -1,0 +1,35 @@
+"""Small runs and rows that many tests need."""
+
+from typing import Any
+
+from memplan.models.registry import model_spec
+from memplan.record import RungResult, WindowPeak
+from memplan.spec import RunSpec, StepSpec
+from memplan.spec.device import CPU
+from memplan.units import MIB
+
+
+def run_of(model: str = "tiny", **step: Any) -> RunSpec:
+    """A small run on the CPU."""
+    values = {"batch": 4, "seq": 64, "precision": "fp32"} | step
+    return RunSpec(model=model_spec(model), step=StepSpec(**values), device=CPU)
+
+
+def row_of(**values: Any) -> RungResult:
+    """A row that went well."""
+    known: dict[str, Any] = {
+        "rung": "B4c2@none",
+        "run_id": "a" * 12,
+        "status": "ok",
+        "source": "measured",
+        "model": "tiny",
+        "step": {"batch": 4, "seq": 64, "loss": "full", "precision": "fp32", "optimizer": "adamw"},
+        "peak_allocated_bytes": 100 * MIB,
+        "estimated_bytes": 99 * MIB,
+        "windows": {"first_step": WindowPeak(allocated_bytes=80 * MIB)},
+        "phase_peaks": {"init": 10 * MIB, "forward": 60 * MIB, "backward": 100 * MIB},
+        "step_ns": (3 * 10**9, 1 * 10**9),
+        "loss": (2.5, 2.25),
+        "environment": {"torch": "2.13.0", "cpu": "Abacus", "commit": "abc1234", "device": "cpu"},
+    }
+    return RungResult(**known | values)
