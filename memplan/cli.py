@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -25,18 +25,18 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-# One spelling for every verb. `Optional` because typer reads these at run time.
-Model = Annotated[Optional[str], typer.Option("--model", help="Model, or several with commas.")]  # noqa: UP045
-Seq = Annotated[Optional[int], typer.Option("--seq", help="Tokens a sample; the model's usual length otherwise.")]  # noqa: UP045
-Images = Annotated[Optional[int], typer.Option("--images", help="Image crops a sample.")]  # noqa: UP045
-Ckpt = Annotated[Optional[str], typer.Option("--ckpt", help="none, full, every:K; several cross every rung.")]  # noqa: UP045
-Loss = Annotated[Optional[str], typer.Option("--loss", help="full, chunked:N, chunked-ckpt:N.")]  # noqa: UP045
-Precision = Annotated[Optional[str], typer.Option("--precision", help="fp32, bf16, bf16-mixed.")]  # noqa: UP045
-Optimizer = Annotated[Optional[str], typer.Option("--optimizer", help="adamw, adamw-foreach, adamw-loop, sgd.")]  # noqa: UP045
-Attention = Annotated[Optional[str], typer.Option("--attention", help="sdpa, eager.")]  # noqa: UP045
-Norm = Annotated[Optional[str], typer.Option("--norm", help="eager, fused.")]  # noqa: UP045
-Clip = Annotated[Optional[float], typer.Option("--clip", help="Largest total gradient norm.")]  # noqa: UP045
-Gate = Annotated[Optional[str], typer.Option("--gate", help="What the peak is held against: 71GiB.")]  # noqa: UP045
+# One spelling for every verb.
+Model = Annotated[str | None, typer.Option("--model", help="Model, or several with commas.")]
+Seq = Annotated[int | None, typer.Option("--seq", help="Tokens a sample; the model's usual length otherwise.")]
+Images = Annotated[int | None, typer.Option("--images", help="Image crops a sample.")]
+Ckpt = Annotated[str | None, typer.Option("--ckpt", help="none, full, every:K; several cross every rung.")]
+Loss = Annotated[str | None, typer.Option("--loss", help="full, chunked:N, chunked-ckpt:N.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="fp32, bf16, bf16-mixed.")]
+Optimizer = Annotated[str | None, typer.Option("--optimizer", help="adamw, adamw-foreach, adamw-loop, sgd.")]
+Attention = Annotated[str | None, typer.Option("--attention", help="sdpa, eager.")]
+Norm = Annotated[str | None, typer.Option("--norm", help="eager, fused.")]
+Clip = Annotated[float | None, typer.Option("--clip", help="Largest total gradient norm.")]
+Gate = Annotated[str | None, typer.Option("--gate", help="What the peak is held against: 71GiB.")]
 Output = Annotated[str, typer.Option("-o", "--output", help="table, json, jsonl, md, csv.")]
 
 
@@ -53,13 +53,13 @@ def ladder(
     attention: Attention = None,
     norm: Norm = None,
     clip: Clip = None,
-    device: Annotated[Optional[str], typer.Option("--device", help="auto, cuda, cpu.")] = None,  # noqa: UP045
+    device: Annotated[str | None, typer.Option("--device", help="auto, cuda, cpu.")] = None,
     gate: Gate = None,
-    gate_on: Annotated[Optional[str], typer.Option("--gate-on", help="allocated, reserved.")] = None,  # noqa: UP045
-    warmup: Annotated[Optional[int], typer.Option("--warmup", help="Steps before the measured one.")] = None,  # noqa: UP045
-    steps: Annotated[Optional[int], typer.Option("--steps", help="Timed steps.")] = None,  # noqa: UP045
-    timeout: Annotated[Optional[int], typer.Option("--timeout", help="Seconds a rung may take.")] = None,  # noqa: UP045
-    out: Annotated[Optional[Path], typer.Option("--out", help="Folder for the results.")] = None,  # noqa: UP045
+    gate_on: Annotated[str | None, typer.Option("--gate-on", help="allocated, reserved.")] = None,
+    warmup: Annotated[int | None, typer.Option("--warmup", help="Steps before the measured one.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Timed steps.")] = None,
+    timeout: Annotated[int | None, typer.Option("--timeout", help="Seconds a rung may take.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier climb.")] = False,
     output: Output = "table",
 ) -> None:
@@ -75,7 +75,7 @@ def ladder(
                    steps=steps, timeout_s=timeout)  # fmt: skip
     question = _ladder(rungs, given)
     progress = Progress()
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         climbed = api.climb(
             question,
@@ -85,6 +85,7 @@ def ladder(
         )
     finally:
         progress.done()
+        signal.signal(signal.SIGTERM, before)
     rows = climbed.rows
     if rows:
         write_page(rows, climbed.folder)
@@ -99,9 +100,9 @@ def ladder(
 @app.command()
 def estimate(
     model: Model = None,
-    rung: Annotated[Optional[str], typer.Option("--rung", help="A rung like B12c6@full.")] = None,  # noqa: UP045
-    batch: Annotated[Optional[int], typer.Option("--batch", help="Samples a step, instead of --rung.")] = None,  # noqa: UP045
-    chunks: Annotated[Optional[int], typer.Option("--chunks", help="Backward passes a step.")] = None,  # noqa: UP045
+    rung: Annotated[str | None, typer.Option("--rung", help="A rung like B12c6@full.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Samples a step, instead of --rung.")] = None,
+    chunks: Annotated[int | None, typer.Option("--chunks", help="Backward passes a step.")] = None,
     seq: Seq = None,
     images: Images = None,
     ckpt: Ckpt = None,
@@ -111,8 +112,8 @@ def estimate(
     attention: Attention = None,
     norm: Norm = None,
     clip: Clip = None,
-    gpu: Annotated[Optional[str], typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,  # noqa: UP045
-    device: Annotated[Optional[str], typer.Option("--device", help="cpu, to estimate for the host.")] = None,  # noqa: UP045
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, to estimate for the host.")] = None,
     gate: Gate = None,
     output: Output = "table",
 ) -> None:
@@ -169,7 +170,7 @@ def verify(
     optimizer: Optimizer = None,
     attention: Attention = None,
     norm: Norm = None,
-    device: Annotated[Optional[str], typer.Option("--device", help="cpu, cuda.")] = None,  # noqa: UP045
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda.")] = None,
     output: Output = "table",
 ) -> None:
     """Prove that chunks, checkpointing and chunked losses leave the loss and every gradient alone."""

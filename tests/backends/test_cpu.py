@@ -73,10 +73,7 @@ def test_between_steps_every_live_byte_has_an_owner(precision: str) -> None:
     tensors = [*step.model.parameters(), *step.model.buffers()]
     tensors += [value for state in step.optimizer.state.values() for value in state.values()]
     tensors += [step.batch.tokens, step.batch.labels]
-    owned = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in tensors
-    }
+    owned = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     assert window.reading is not None
     assert window.reading.live_bytes == sum(owned.values())
     assert set(window.reading.phase_peaks) == {"forward", "loss", "backward", "optimizer"}

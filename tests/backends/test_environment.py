@@ -62,7 +62,10 @@ def test_a_hidden_gpu_is_none_and_a_named_one_is_looked_up_by_name(monkeypatch: 
 
 def test_a_field_that_may_not_be_read_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert environment.gpu(nvml_of(nvmlDeviceGetMemoryInfo=refuse)) == {"gpu": "NVIDIA H100 80GB HBM3", "driver": "570.1"}
+    assert environment.gpu(nvml_of(nvmlDeviceGetMemoryInfo=refuse)) == {
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "driver": "570.1",
+    }
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="only Linux says what is available")

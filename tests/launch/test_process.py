@@ -123,8 +123,9 @@ def test_an_interrupt_ends_the_worker_too(launch: Any, tmp_path: Path, monkeypat
     assert gone(tmp_path / "pids")
 
 
-def test_the_parent_sleeps(launch: Any) -> None:
+def test_the_parent_sleeps(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent's own processor time is a small part of the time it waits."""
+    monkeypatch.setattr("memplan.launch.process.GRACE_S", 0.3)
     before = time.process_time()
     launch("hang", timeout_s=2)
     assert time.process_time() - before < 0.5

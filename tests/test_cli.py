@@ -1,0 +1,270 @@
+"""The command line as a user meets it: a frozen surface, one clear sentence for a mistake, exit codes with one meaning."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from samples import row_of
+
+from memplan.cli import app, main
+from memplan.record import append_row, read_rows
+
+STEP = {"--seq", "--images", "--ckpt", "--loss", "--precision", "--optimizer", "--attention", "--norm"}
+OUT = {"-o", "--output"}
+CLIMB = {"--clip", "--device", "--gate", "--gate-on", "--warmup", "--steps", "--timeout", "--out", "--resume"}
+SURFACE = {
+    "ladder": {"RUNGS", "--model"} | STEP | CLIMB | OUT,
+    "estimate": {"--model", "--rung", "--batch", "--chunks", "--clip", "--gpu", "--device", "--gate"} | STEP | OUT,
+    "models": OUT,
+    "doctor": OUT,
+    "verify": {"RUNGS", "--model", "--device"} | STEP | OUT,
+    "calibrate": {"DIR...", "--within"} | OUT,
+}
+"""Verbs and their options. Adding one is a change to this table; removing or renaming one breaks somebody's script."""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Exit code of `memplan WORDS`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["memplan", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code if isinstance(ended.value.code, int) else 1
+
+
+def surface() -> dict[str, set[str]]:
+    verbs: Any = typer.main.get_command(app)
+    return {
+        name: {
+            word
+            for param in verb.params
+            for word in ([param.metavar] if param.param_type_name == "argument" else param.opts)
+            if word != "--help"
+        }
+        for name, verb in verbs.commands.items()
+    }
+
+
+def test_the_surface_is_frozen() -> None:
+    assert surface() == SURFACE
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["estimate", "--model", "smollm-135m"], "Unknown model 'smollm-135m'. Did you mean smollm2-135m"),
+        (["estimate", "--model", "tiny", "--gate", "lots"], "'lots' is not a size. Type it like 71GiB"),
+        (["estimate", "--model", "tiny", "--rung", "B7c2"], "7 samples do not divide into 2 chunks; try B8c2 or B6c2"),
+        (["estimate", "--model", "tiny", "--batch", "4", "--chunks", "0"], "c must be 1 or more"),
+        (["estimate", "--model", "tiny", "--batch", "0"], "1 sample or more"),
+        (["estimate", "--model", "tiny", "--batch", "-1"], "batch size"),
+        (["estimate", "--model", "tiny", "--rung", "B4", "--batch", "4"], "Leave one out"),
+        (["estimate", "--model", "tiny", "--gpu", "h100"], "Unknown card 'h100'. Did you mean"),
+        (["estimate", "--model", "tiny", "--gpu", "h200", "--device", "cpu"], "two devices"),
+        (["estimate", "--model", "tiny", "--device", "tpu"], "not for 'tpu'"),
+        (["estimate", "--model", "tiny", "--ckpt", "none,full"], "one rung at a time"),
+        (["estimate", "--model", "tiny", "--optimizer", "adam"], "Did you mean adamw"),
+        (["estimate", "--model", "tiny", "-o", "xml"], "Unknown output 'xml'"),
+        (["estimate", "--model", "tiny", "--seq", "many"], "--seq"),
+        (["estimate", "--modle", "tiny"], "--modle"),
+        (["ladder", "B4c2"], "Type --device cpu"),
+        (["ladder", "B4c2", "--model", "tinny", "--device", "cpu"], "Did you mean tiny"),
+        (["ladder", "B4c0", "--model", "tiny", "--device", "cpu"], "c must be 1 or more, at character 4"),
+        (["ladder", "nowhere.toml"], "no ladder file nowhere.toml"),
+        (["ladder", "B4c2", "--device", "gpu"], "Unknown device 'gpu'"),
+        (["ladder", "B4c2", "--model", "tiny", "--device", "cpu", "--steps", "0"], "steps is 0"),
+        (["ladder", "B4c2", "--model", "tiny", "--device", "cpu", "--gate-on", "reserved"], "--gate-on allocated"),
+        (["ladder"], "RUNGS"),
+        (["calibrate", "nowhere"], "cannot be read"),
+        (["calibrate", ".", "--within", "two"], "Type it like 2%"),
+        (["climb"], "climb"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence_and_exit_code_2(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("memplan.ladder.points.gpu", lambda: None)
+    assert run(monkeypatch, *words) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_a_file_that_is_not_toml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("rungs: B4c2")
+    assert run(monkeypatch, "ladder", str(path)) == 2
+    assert "mine.toml is not TOML" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("memplan.ladder.runner.run_worker", None)
+    out = str(tmp_path / "file" / "out")
+    assert run(monkeypatch, "ladder", "B2c1", "--model", "tiny", "--device", "cpu", "--out", out) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_estimate_prints_a_page_and_says_what_it_assumed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "estimate", "--gate", "71GB") == 0
+    out, err = capsys.readouterr()
+    assert "assumed: molmo2-4b" in err and "h100-80g" in err
+    assert "71GB is decimal" in err
+    for word in ("params (static)", "saved for backward by one sample", "logits", "<- peak", "largest batch"):
+        assert word in out
+
+
+def test_estimate_json_keeps_its_promises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "tiny", "--rung", "B4c2@full", "--seq", "64", "--gate", "1GiB")
+    assert run(monkeypatch, "estimate", *words, "-o", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema_version"] == 1
+    assert data["source"] == "estimated"
+    assert data["gate_bytes"] == 1 << 30
+    assert data["fits"] is True
+    assert data["max_batch"] >= data["max_batch_unchunked"] > 4
+    assert sum(data["breakdown"].values()) == data["peak"]["allocated_bytes"]
+    assert {"batch", "chunks", "seq", "ckpt", "loss", "optimizer", "precision", "parallel", "world"} <= data[
+        "step"
+    ].keys()
+    assert {"total", "trainable"} <= data["params"].keys()
+    assert {"run_id", "static_bytes", "per_sample_bytes"} <= data.keys()
+
+
+def test_without_a_limit_nothing_is_held_against_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "estimate", "--model", "tiny", "--device", "cpu", "-o", "json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["gate_bytes"], data["fits"], data["max_batch"]) == (None, None, None)
+
+
+def test_models_and_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "models", "-o", "json") == 0
+    counts = {row["model"]: row["params_total"] for row in json.loads(capsys.readouterr().out)}
+    assert counts["smollm2-135m"] == 134_515_008
+    assert run(monkeypatch, "doctor") == 0
+    assert "memory" in capsys.readouterr().out
+
+
+def test_verify_exits_1_on_a_difference(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    words = ("verify", "B2c2@full", "--model", "tiny", "--seq", "16", "--loss", "full")
+    assert run(monkeypatch, *words) == 0
+    assert "same" in capsys.readouterr().out
+    from memplan.step import builder
+
+    monkeypatch.setattr(builder.TrainStep, "accumulate", _drop_a_chunk(builder.TrainStep.accumulate))
+    assert run(monkeypatch, *words) == 1
+    assert "differs" in capsys.readouterr().out
+
+
+def _drop_a_chunk(whole: Any) -> Any:
+    def accumulate(self: Any, *arguments: Any) -> Any:
+        chunk_loss, left = self.chunk_loss, iter([1.0] + [0.0] * (self.run.step.chunks - 1))
+        self.chunk_loss = lambda *parts: chunk_loss(*parts) * next(left)
+        return whole(self, *arguments)
+
+    return accumulate
+
+
+@pytest.mark.parametrize(("estimated", "within", "code"), [(99, "2%", 0), (97, "2%", 1), (97, "5%", 0)])
+def test_calibrate_judges(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    estimated: int,
+    within: str,
+    code: int,
+) -> None:
+    append_row(tmp_path / "ladder.jsonl", row_of(estimated_bytes=estimated, peak_allocated_bytes=100))
+    assert run(monkeypatch, "calibrate", str(tmp_path), "--within", within, "-o", "md") == code
+    assert capsys.readouterr().out.startswith("| model | rung |")
+
+
+def test_calibrate_with_nothing_measured_exits_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append_row(tmp_path / "ladder.jsonl", row_of(status="killed"))
+    assert run(monkeypatch, "calibrate", str(tmp_path)) == 3
+
+
+def memplan(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """`memplan WORDS` in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "memplan", *words], capture_output=True, text=True, **options)
+
+
+def test_a_real_climb_leaves_a_page_and_its_numbers_agree(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = ["ladder", "B2c1", "--model", "tiny", "--seq", "32", "--ckpt", "none,full", "--device", "cpu"]
+    done = memplan(*words, "--gate", "1GiB", "--steps", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "reports").iterdir()
+    assert folder.name.startswith("tiny_cpu_")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "ladder.jsonl",
+        "peak.png",
+        "table.csv",
+        "table.md",
+        "throughput.png",
+    ]
+    rows = read_rows(folder / "ladder.jsonl")
+    assert [(row.rung, row.status, row.verdict) for row in rows] == [
+        ("B2c1@none", "ok", "pass"),
+        ("B2c1@full", "ok", "pass"),
+    ]
+    assert len(rows[0].loss) == 4
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "[1/2] B2c1@none first_step ..." in done.stderr
+    kept = memplan(*words, "--gate", "1MiB", "--out", str(folder), "--resume", "-o", "jsonl", cwd=tmp_path)
+    assert kept.returncode == 1
+    assert [json.loads(line)["status"] for line in kept.stdout.splitlines()] == ["over_gate", "over_gate"]
+
+
+def test_an_interrupt_leaves_a_valid_file_and_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    words = [
+        "ladder",
+        "B1c1,B512c1s512",
+        "--model",
+        "tiny",
+        "--device",
+        "cpu",
+        "--seq",
+        "16",
+        "--steps",
+        "1",
+        "--out",
+        "out",
+    ]
+    process = subprocess.Popen([sys.executable, "-m", "memplan", *words], cwd=tmp_path, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env=os.environ)  # fmt: skip
+    rows = tmp_path / "out" / "ladder.jsonl"
+    deadline = time.monotonic() + 60
+    while not rows.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert [row.rung for row in read_rows(rows)] == ["B1c1@none"]
+    assert "B1c1@none" in out
+    assert (tmp_path / "out" / "table.md").exists()
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m memplan models | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
