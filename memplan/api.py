@@ -20,18 +20,26 @@ DEFAULT_CARD = "h100-80g"
 """The card that is assumed where none is named."""
 
 
-def climb(ladder: Ladder, *, out: Path | None, resume: bool, say: "Callable[[Note], None]") -> "Climb":
+def climb(
+    ladder: Ladder,
+    *,
+    out: Path | None,
+    resume: bool,
+    say: "Callable[[Note], None]",
+    tell: Callable[[Sequence[str]], None],
+) -> "Climb":
     """The rows of `ladder`, measured on this machine, in a folder of their own; MemplanError before the first rung when
-    any of them cannot be climbed or the folder cannot be written."""
+    any of them cannot be climbed or the folder cannot be written. `tell` hears what was assumed, `say` what goes on."""
     from memplan.estimate import estimate as estimated
     from memplan.ladder import runner
     from memplan.ladder.folder import open_folder
-    from memplan.ladder.points import find_device, points
+    from memplan.ladder.points import assumed, find_device, points
 
     found = points(ladder, find_device(ladder.device))
     runner.check(ladder, found)
     estimates = {point.run.run_id: estimated(point.run).peak_allocated_bytes for point in found}
     folder = open_folder(out, ladder.name, resume=resume, reports=REPORTS)
+    tell(assumed(ladder, found))
     return runner.climb(
         ladder, found, folder, resume=resume, estimated=lambda point: estimates[point.run.run_id], say=say
     )

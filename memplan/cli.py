@@ -81,6 +81,7 @@ def ladder(
             question,
             out=out,
             resume=resume,
+            tell=_say,
             say=lambda note: progress.say(note.number, note.total, note.rung, note.text, note.kind),
         )
     finally:

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: a frozen surface, one clear sentence for a mistake, exit codes with one meaning."""
+"""The command line as a user meets it: frozen surface, one sentence for a mistake, exit codes with one meaning."""
 
 import json
 import os
@@ -227,6 +227,7 @@ def test_a_real_climb_leaves_a_page_and_its_numbers_agree(tmp_path: Path) -> Non
     assert len(rows[0].loss) == 4
     assert "\x1b" not in done.stdout + done.stderr
     assert "[1/2] B2c1@none first_step ..." in done.stderr
+    assert done.stderr.startswith("on cpu; assumed for tiny: fp32\n")
     kept = memplan(*words, "--gate", "1MiB", "--out", str(folder), "--resume", "-o", "jsonl", cwd=tmp_path)
     assert kept.returncode == 1
     assert [json.loads(line)["status"] for line in kept.stdout.splitlines()] == ["over_gate", "over_gate"]

@@ -15,7 +15,7 @@ from memplan.backends.environment import (
 from memplan.record import Check
 from memplan.units import format_bytes
 
-PARTS = {"typer": "the command line", "pandas": "tables", "matplotlib": "plots", "rich": "tables on a terminal"}
+PARTS = {"typer": "the command line", "matplotlib": "plots", "rich": "tables on a terminal"}
 """Packages that memplan itself needs, and what for."""
 
 

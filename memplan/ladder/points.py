@@ -4,6 +4,7 @@ Letters: `B` batch, `S` sequence, `l` loss chunks.
 """
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.backends.environment import gpu
@@ -34,6 +35,26 @@ def points(ladder: Ladder, device: DeviceSpec) -> tuple[Point, ...]:
         run = RunSpec(model=model, step=_step(ladder, model, loss, precision, ckpt, rung), device=device)
         found.append(Point(rung=rung, run=run, command=_command(ladder, rung, run)))
     return tuple(found)
+
+
+def assumed(ladder: Ladder, found: Sequence[Point]) -> list[str]:
+    """Lines that say which device is climbed on, and what was filled in from each model because nobody asked for it."""
+    lines = []
+    for name in ladder.model:
+        runs = [(point.rung, point.run) for point in found if point.run.model.name == name]
+        filled: set[str] = set()
+        for rung, run in runs:
+            if rung.seq is None and ladder.seq is None:
+                filled.add(f"seq {run.step.seq}")
+            if ladder.images is None and run.step.images:
+                filled.add(f"{run.step.images} images")
+            if ladder.precision == (None,):
+                filled.add(run.step.precision)
+        text = f"; assumed for {name}: {', '.join(sorted(filled))}" if filled else ""
+        line = f"on {runs[0][1].device.name}{text}"
+        if line not in lines:
+            lines.append(line)
+    return lines
 
 
 def find_device(name: str) -> DeviceSpec:

@@ -10,6 +10,8 @@ from memplan.errors import MemplanError, near_names
 from memplan.report.table import Table
 
 FORMS = ("table", "json", "jsonl", "md", "csv")
+WRAP_FROM = 32
+"""Characters from which a cell may be wrapped on a terminal. A table that does not fit even so is printed plain."""
 STATUS_STYLES = {
     "pass": "green",
     "ok": "green",
@@ -91,14 +93,17 @@ def _rich(table: Table) -> str:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=SIMPLE_HEAD, title=table.title or None, title_justify="left", pad_edge=False)
-    for column in table.columns:
-        header = column.header + (f"\n[{column.unit}]" if column.unit else "")
-        # Words may wrap, numbers may not.
-        drawn.add_column(Text(header), justify=column.align, no_wrap=column.align == "right", overflow="fold")
-    for cells in table.texts():
-        drawn.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in cells))
     console = Console()
+    headers, texts = table.headers(), table.texts()
+    widths = [max(len(line[index]) for line in [headers, *texts]) for index in range(len(headers))]
+    least = [min(width, WRAP_FROM) for width in widths]
+    if sum(least) + 2 * len(least) > console.width:
+        return _plain(table)
+    drawn = RichTable(box=SIMPLE_HEAD, title=table.title or None, title_justify="left", pad_edge=False)
+    for column, header, width, least_width in zip(table.columns, headers, widths, least, strict=True):
+        drawn.add_column(Text(header), justify=column.align, no_wrap=width <= WRAP_FROM, min_width=least_width)
+    for cells in texts:
+        drawn.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in cells))
     with console.capture() as capture:
         console.print(drawn)
         for text in table.footer:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import MemplanError
-from memplan.ladder.points import find_device, points
+from memplan.ladder.points import assumed, find_device, points
 from memplan.ladder.runner import Climb, Note, check, climb
 from memplan.launch.process import Outcome
 from memplan.record import read_rows
@@ -222,6 +222,29 @@ def test_what_a_rung_leaves_open_comes_from_the_ladder_then_from_the_model() -> 
     assert [step.seq for step in steps] == [32, 64, 32, 64]
     assert steps[0].ckpt == "every:2"
     assert steps[0].precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, ["on cpu; assumed for tiny: fp32"]),
+        ({"precision": "bf16"}, ["on cpu"]),
+        (
+            {"precision": "bf16", "model": "tiny-molmo2", "rungs": "B2s32,B4"},
+            ["on cpu; assumed for tiny-molmo2: 2 images"],
+        ),
+    ],
+)
+def test_what_was_assumed_is_said(data: dict[str, Any], said: list[str]) -> None:
+    ladder = ladder_of(**data)
+    assert assumed(ladder, points(ladder, CPU)) == said
+
+
+def test_a_length_that_only_some_rungs_name_is_assumed_for_the_others() -> None:
+    ladder = Ladder.from_dict({"rungs": "B2s32,B4", "model": "tiny", "precision": "fp32"}, name="x", origin="options")
+    assert assumed(ladder, points(ladder, CPU)) == ["on cpu; assumed for tiny: seq 128"]
+    ladder = Ladder.from_dict({"rungs": "B2s32", "model": "tiny", "precision": "fp32"}, name="x", origin="options")
+    assert assumed(ladder, points(ladder, CPU)) == ["on cpu"]
 
 
 def test_the_whole_ladder_is_checked_before_the_first_rung() -> None:

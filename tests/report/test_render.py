@@ -69,6 +69,19 @@ def test_rich_draws_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "B4|c2" in text and "3.0" in text and "model tiny" in text
 
 
+def test_a_terminal_that_is_too_narrow_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    assert render(TABLE, rich=True) == render(TABLE)
+
+
+def test_a_long_cell_is_wrapped_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = (Column(key="name", header="name", align="left"), Column(key="source", header="source", align="left"))
+    lines = render(Table(columns=columns, rows=(("a-name-of-some-length", "word " * 20),)), rich=True).splitlines()
+    assert any("a-name-of-some-length" in line for line in lines)
+    assert sum("word" in line for line in lines) > 2
+
+
 def test_an_empty_table_renders_in_every_form() -> None:
     for form in FORMS:
         render(Table(columns=TABLE.columns, rows=()), form)
