@@ -37,6 +37,11 @@ def test_a_phase_begins_with_what_is_alive() -> None:
     assert reading.peak.allocated_bytes == 7
 
 
+def test_a_window_begins_with_what_is_alive() -> None:
+    assert replay([Event(at_ns=1, delta_bytes=-7)], live_bytes=7).peak.allocated_bytes == 7
+    assert replay([], live_bytes=7).peak.allocated_bytes == 7
+
+
 def test_more_freed_than_allocated_is_a_hole_in_the_story() -> None:
     with pytest.raises(MemplanError, match="hole"):
         replay([Event(at_ns=1, delta_bytes=-1)], live_bytes=0)

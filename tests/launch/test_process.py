@@ -1,7 +1,7 @@
 """Real processes that crash, hang, are killed or run out of memory: each is told apart, and none is left."""
 
+import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -131,26 +131,23 @@ def test_the_parent_sleeps(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert time.process_time() - before < 0.5
 
 
-def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    """`end_with_parent` hears the pipe close: nobody could tell the worker."""
-    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    worker = int(parent.stdout.readline())
-    assert alive(worker)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    (tmp_path / "pids").write_text(str(worker))
-    assert gone(tmp_path / "pids")
-    parent.stdout.close()
-
-
-_PARENT = """
-import subprocess, sys, time
-child = "from memplan.launch.worker import end_with_parent; import time; end_with_parent(); time.sleep(600)"
-process = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, process_group=0)
-print(process.pid, flush=True)
-time.sleep(600)
-"""
+def test_the_real_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+    """A parent that is killed closes its pipes, and that is all a worker can hear of it."""
+    pytest.importorskip("torch")
+    job, events = tmp_path / "job.json", tmp_path / "events.jsonl"
+    job.write_text(json.dumps({"run": run_of().to_dict(), "warmup": 100_000, "steps": 1}))
+    command = [sys.executable, "-m", "memplan.launch.worker", str(job), str(events)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert worker.stdin is not None
+    try:
+        while not (events.exists() and "warmup" in events.read_text()):
+            assert worker.poll() is None
+            time.sleep(0.05)
+        worker.stdin.close()
+        assert worker.wait(timeout=10) == 1
+    finally:
+        worker.kill()
+        worker.wait()
 
 
 def test_the_real_worker_measures(tmp_path: Path) -> None:
