@@ -111,7 +111,8 @@ class TensorDifference:
     max_abs: float
     """Largest absolute difference."""
     max_rel: float
-    """Largest absolute difference over the largest absolute value of the plain step's tensor."""
+    """Largest absolute difference over the largest absolute value of the plain step's tensor, or for a bias of its
+    layer's weight where that is larger."""
     shape: tuple[int, ...]
     """Its shape."""
 
@@ -123,7 +124,7 @@ class ParityReport:
     variant: str
     """Name of the variant: `B4c2l2@full`."""
     tolerance: float
-    """Largest `max_rel` that counts as equal; 0.0 is bitwise."""
+    """Largest `max_rel` that counts as equal, the plain step's own rounding apart; 0.0 is bitwise."""
     why: str
     """Why this tolerance."""
     num_tensors: int

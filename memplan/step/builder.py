@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from memplan.models.batch import Batch, synthetic_batch
+from memplan.models.batch import IGNORED, Batch, synthetic_batch
 from memplan.models.decoder import Decoder
 from memplan.models.factory import build_model
 from memplan.spec.run import RunSpec
 from memplan.step.checkpoint import checkpoint_blocks
-from memplan.step.chunked_loss import IGNORED, summed_loss
+from memplan.step.chunked_loss import summed_loss
 from memplan.step.optimizers import make_optimizer
 
 Mark = Callable[[str], None]
@@ -51,7 +51,7 @@ class TrainStep:
             mark("forward")
             loss = self.chunk_loss(self.batch.chunk(index, self.run.step.chunks), mark)
             mark("backward")
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
             losses.append(loss.detach())
             del loss
         return torch.stack(losses).sum()

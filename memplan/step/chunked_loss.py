@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-IGNORED = -100
+from memplan.models.batch import IGNORED
 
 
 def summed_loss(hidden: Tensor, weight: Tensor, labels: Tensor, *, kind: str, chunks: int) -> Tensor:
