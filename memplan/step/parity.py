@@ -15,9 +15,9 @@ SUM_ORDER_TOLERANCE = {"fp32": 2e-5, "bf16": 2**-7, "bf16-mixed": 2**-7}
 """Largest difference between two orders of one sum, over the sum's largest part.
 
 A sum of n fp32 terms moves by some 1e-7 * sqrt(n); gradients of embeddings add at most a few thousand. bf16 keeps 8
-bits: one rounding, up to 2**-8, of each of two chunks' parts. Longer bf16 sums err by more, and by how much is the kernel's
-affair (torch's CPU layer norm adds its bias's gradient row by row in bf16, and is off by a tenth after some hundred
-rows), so there `ROUNDINGS` times the plain step's own distance from fp32 comes on top.
+bits: one rounding, up to 2**-8, of each of two chunks' parts. Longer bf16 sums err by more, and by how much is the
+kernel's affair (torch's CPU layer norm adds its bias's gradient row by row in bf16, and is off by a tenth after some
+hundred rows), so there `ROUNDINGS` times the plain step's own distance from fp32 comes on top.
 """
 ROUNDINGS = 3
 """The plain step's distance from fp32, and the variant's, which the luck of its order may make twice as large."""
@@ -65,7 +65,7 @@ def outcome(step: TrainStep) -> dict[str, Tensor]:
 
 
 def roundings(reference: TrainStep, expected: dict[str, Tensor]) -> dict[str, float]:
-    """How far each tensor that `reference` gave is from the same step in fp32, as `max_rel`; nothing for an fp32 step."""
+    """How far each of `reference`'s tensors is from the same step in fp32, as `max_rel`; nothing for an fp32 step."""
     run = reference.run
     if run.step.precision == "fp32":
         return {}
