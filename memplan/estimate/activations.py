@@ -18,7 +18,7 @@ def rms_norm(name: str, rows: int, width: int, widths: Widths, *, kind: str, inn
     size; `inner` norms (of q and k) hold the input's gradient besides. torch's own on CUDA keeps the input r and the
     root only.
     Counts: the input, which nothing before it keeps. Leaves out: the output, which its reader keeps.
-    Source: the elementwise definition (arXiv 1910.07467, equation 4) and torch's derivative formulas of mul, pow and mean.
+    Source: the elementwise definition (arXiv 1910.07467, equation 4); torch's derivatives of mul, pow and mean.
     Checked: tests/estimate/test_activations.py.
     """
     size = rows * width
@@ -47,17 +47,18 @@ def rms_norm(name: str, rows: int, width: int, widths: Widths, *, kind: str, inn
 def layer_norm(name: str, rows: int, width: int, widths: Widths, *, bias: bool) -> Part:
     """LayerNorm of `rows` x `width`.
 
-    Formula: keeps the input r*n and mean and root, 8 bytes a row. Backward holds the gradient that comes in and the one
-    that goes out, r*n each.
-    Source: aten native_layer_norm, torch 2.13. Checked: tests/estimate/test_activations.py.
+    Formula: keeps the input r*n (an fp32 copy of it where autocast runs the norm in fp32) and mean and root, 8 bytes a
+    row. Backward holds the gradient that comes in and the one that goes out.
+    Source: aten native_layer_norm, torch 2.13. Checked: tests/estimate/test_agreement.py.
     """
-    source = widths.residual * rows * width
+    source = max(widths.residual, widths.normed) * rows * width
+    out = widths.normed * rows * width
     return Part(
         name=name,
         saved=source + 8 * rows,
-        forward=2 * source,
-        unkept=source,
-        backward=2 * source,
+        forward=source + out,
+        unkept=out,
+        backward=source + out,
         grads=widths.param * width * (2 if bias else 1),
     )
 
@@ -82,10 +83,10 @@ def qkv(rows: int, spec: DecoderSpec, widths: Widths) -> Part:
     shapes = block_shapes(spec)
     weights = sum(numel for name, numel in shapes.items() if name in ("q", "k", "v", "qkv"))
     biases = sum(numel for name, numel in shapes.items() if name in ("q.bias", "k.bias", "v.bias", "qkv.bias"))
-    readers = 3 if widths.mixed and not fused else 1
+    readers = 3 if widths.copied and not fused else 1
     saved = readers * widths.compute * hidden + whole_projection(rows, spec, widths)
     grads = widths.param * (weights + biases)
-    stream = widths.residual * hidden
+    stream = widths.normed * hidden
     if fused:
         backward = max(2 * widths.compute * inner, widths.compute * (inner + hidden) + grads)
     else:
@@ -94,8 +95,8 @@ def qkv(rows: int, spec: DecoderSpec, widths: Widths) -> Part:
         name="qkv",
         saved=saved,
         casts=2 * (weights + biases) if widths.mixed else 0,
-        forward=saved + widths.compute * inner + (stream if widths.mixed else 0),
-        unkept=stream + widths.compute * (inner + (hidden if widths.mixed else 0)),
+        forward=saved + widths.compute * inner + (stream if widths.copied else 0),
+        unkept=stream + widths.compute * (inner + (hidden if widths.copied else 0)),
         backward=backward,
         grads=grads,
     )
@@ -191,7 +192,7 @@ def output(name: str, rows: int, width: int, out: int, numel: int, bias: int, wi
         casts=2 * (numel + bias) if widths.mixed else 0,
         forward=made,
         unkept=made + widths.compute * rows * width + widths.residual * rows * out,
-        backward=widths.compute * rows * width + grads + (made if widths.mixed else 0),
+        backward=widths.compute * rows * width + grads + (made if widths.compute != widths.residual else 0),
         grads=grads,
     )
 
@@ -199,7 +200,7 @@ def output(name: str, rows: int, width: int, out: int, numel: int, bias: int, wi
 def feed_forward(
     rows: int, width: int, ffn: int, mlp: str, weights: int, biases: int, widths: Widths, fused: bool
 ) -> Part:
-    """The matrices that widen the normed rows and the activation between: everything of a feed-forward layer but `down`.
+    """The matrices that widen the normed rows and the activation between: a feed-forward layer but `down`.
 
     Formula: keep the input w*H (two copies under autocast with separate matrices); SwiGLU gate, up, silu(gate) and
     their product, 4*w*F; GELU its input and output, 2*w*F. Backward's largest moment is the product's: the gradient
@@ -207,10 +208,10 @@ def feed_forward(
     """
     w = widths.compute
     inner = w * rows * ffn
-    stream = widths.residual * rows * width
+    stream = widths.normed * rows * width
     gated = mlp == "swiglu"
     separate = gated and not fused
-    source = (2 if widths.mixed and separate else 1) * w * rows * width
+    source = (2 if widths.copied and separate else 1) * w * rows * width
     kept = (4 if gated else 2) * inner
     grads = widths.param * (weights + biases)
     moments = [(2 if gated else 1) * inner]
@@ -222,7 +223,7 @@ def feed_forward(
         name="feed_forward",
         saved=source + kept,
         casts=2 * (weights + biases) if widths.mixed else 0,
-        forward=source + kept + (stream if widths.mixed else 0),
+        forward=source + kept + (stream if widths.copied else 0),
         unkept=2 * stream + (inner * (4 if fused else 3) if gated else 2 * inner),
         backward=max(moments),
         grads=grads,
@@ -232,8 +233,8 @@ def feed_forward(
 def decoder_block(samples: int, seq: int, spec: DecoderSpec, widths: Widths, *, kind: str, norms: str) -> Stage:
     """One decoder block over `samples` x `seq` rows, with `kind` attention and `norms` norms.
 
-    Formula, fp32, eager norms, separate projections, causal: (6*H + (2*A + 2*K)*D + 4*F) * 4 + 4*A + 8 bytes a row; with
-    A*D = H, K*D = H and F = 4*H that is 26 tensors of N*H.
+    Formula, fp32, eager norms, separate projections, causal: 4*(6*H + (2*A + 2*K)*D + 4*F) + 4*A + 8 bytes a row;
+    with A*D = H, K*D = H and F = 4*H that is 26 tensors of N*H.
     Checked: tests/estimate/test_activations.py, whole numbers on a toy block.
     """
     rows = samples * seq
@@ -262,14 +263,16 @@ def decoder_block(samples: int, seq: int, spec: DecoderSpec, widths: Widths, *, 
     )
     parts.append(output("down", rows, spec.ffn, spec.hidden, shapes["down"], shapes.get("down.bias", 0), widths))
     stream = widths.residual * rows * spec.hidden
+    copied_norm = spec.norm == "rms" and not (norms == "fused" and widths.rules == "cuda")
+    entry_saved = widths.residual == (4 if copied_norm else max(widths.residual, widths.normed))
     return Stage(
         name="block",
         parts=tuple(parts),
         carried=stream,
-        held=stream if widths.residual == 2 else 0,
+        held=0 if entry_saved else stream,
         output=stream + widths.compute * rows * spec.hidden,
         entry=stream,
-        entry_saved=widths.residual == 4 or spec.norm == "layer" or (norms == "fused" and widths.rules == "cuda"),
+        entry_saved=entry_saved,
     )
 
 

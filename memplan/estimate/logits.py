@@ -17,7 +17,9 @@ class LossCost:
     saved: int
     """Log-probabilities kept for backward when forward ends."""
     hidden: int
-    """Normed rows that the head reads, kept as its input."""
+    """Normed rows that the head reads, alive in forward."""
+    kept_hidden: int
+    """As much of them as is kept for backward: none where the head's matrix is frozen and its rows are in the graph."""
     casts: int
     """Low-precision copies of the head's matrix kept for backward."""
     cached: int
@@ -25,9 +27,9 @@ class LossCost:
     forward: int
     """Most alive in forward beyond `hidden` and `cached`."""
     loss: int
-    """Most alive in backward beyond `hidden` and `casts`, before the last product with the head's matrix."""
+    """Most alive in backward beyond `kept_hidden` and `casts`, before the last product with the head's matrix."""
     head: int
-    """Most alive in backward, at a product with the head's matrix, beyond `hidden`."""
+    """Most alive in backward, at a product with the head's matrix, beyond `kept_hidden`."""
 
 
 def loss_cost(rows: int, hidden: int, vocab: int, step: StepSpec, widths: Widths, *, trains: bool) -> LossCost:
@@ -64,9 +66,11 @@ def loss_cost(rows: int, hidden: int, vocab: int, step: StepSpec, widths: Widths
             head = max(head, carried + copy + row_grads + 2 * new)
         if widths.mixed and trains and done == num_parts - 1:
             head = max(head, carried + copy + matrix + row_grads)
+    rows_bytes = (widths.compute if keeps else widths.residual) * hidden * rows
     return LossCost(
         saved=logits * num_parts if keeps else 0,
-        hidden=(widths.compute if keeps else widths.residual) * hidden * rows,
+        hidden=rows_bytes,
+        kept_hidden=rows_bytes if trains or not keeps else 0,
         casts=copy if keeps else 0,
         cached=copy,
         forward=(logits * (num_parts - 1) if keeps else 0) + 2 * logits,

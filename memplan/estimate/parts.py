@@ -15,19 +15,43 @@ class Widths:
     """r: the residual stream: 4 in fp32 and under autocast, 2 in bf16."""
     param: int
     """p: parameters and gradients: 4 in fp32 and under autocast, 2 in bf16."""
+    normed: int
+    """Outputs of norms: as the residual, or 4 where autocast runs the norm in fp32."""
     rules: str
     """`cuda` or `cpu`."""
 
     @staticmethod
     def of(run: RunSpec) -> "Widths":
-        """The widths of a run's precision."""
+        """The decoder's widths in a run's precision."""
         compute, residual = {"fp32": (4, 4), "bf16": (2, 2), "bf16-mixed": (2, 4)}[run.step.precision]
-        return Widths(compute=compute, residual=residual, param=residual, rules=run.device.rules)
+        return Widths(compute=compute, residual=residual, param=residual, normed=residual, rules=run.device.rules)
+
+    @staticmethod
+    def of_tower(run: RunSpec) -> "Widths":
+        """The vision tower's widths: its residual stream starts from a product, so autocast makes it bf16.
+
+        CUDA's autocast runs layer_norm in fp32, the CPU's in its input's dtype.
+        Source: aten/src/ATen/autocast_mode.h, torch 2.13.
+        """
+        decoder = Widths.of(run)
+        normed = 4 if decoder.mixed and decoder.rules == "cuda" else decoder.compute
+        return Widths(
+            compute=decoder.compute,
+            residual=decoder.compute,
+            param=decoder.param,
+            normed=normed,
+            rules=decoder.rules,
+        )
 
     @property
     def mixed(self) -> bool:
-        """Whether autocast makes low-precision copies of fp32 tensors."""
-        return self.compute != self.residual
+        """Whether autocast makes low-precision copies of fp32 weights."""
+        return self.compute != self.param
+
+    @property
+    def copied(self) -> bool:
+        """Whether every product makes a low-precision copy of a norm's output."""
+        return self.compute != self.normed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

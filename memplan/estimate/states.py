@@ -179,8 +179,25 @@ def param_bytes(run: RunSpec) -> int:
     return sum(group.count * rounded(group.numel * size, run.device.rules) for group in param_groups(run.model))
 
 
-def grad_bytes(run: RunSpec) -> int:
-    """Bytes of all gradients, in their parameters' dtype."""
+def grad_bytes(run: RunSpec, names: tuple[str, ...] | None = None) -> int:
+    """Bytes of the gradients of all trainable parameters, or of those in `names`, in their parameters' dtype.
+
+    Counts: for extra embedding rows beside a frozen or tied base table, the whole table's gradient: theirs is a view of
+    it and keeps it alive. Source: AccumulateGrad, torch/csrc/autograd/functions/accumulate_grad.h, torch 2.13.
+    """
+    total = 0
+    for group in param_groups(run.model):
+        if not group.trainable or (names is not None and group.name not in names):
+            continue
+        numel = group.numel
+        if group.name == "extra" and (run.model.decoder.tied or "embedding" in run.model.frozen):
+            numel += run.model.decoder.vocab * run.model.decoder.hidden
+        total += group.count * rounded(numel * param_width(run), run.device.rules)
+    return total
+
+
+def trainable_bytes(run: RunSpec) -> int:
+    """Bytes of one copy of all trainable parameters, such as a moment of Adam."""
     size = param_width(run)
     groups = (group for group in param_groups(run.model) if group.trainable)
     return sum(group.count * rounded(group.numel * size, run.device.rules) for group in groups)
@@ -205,7 +222,7 @@ def optimizer_bytes(run: RunSpec) -> int:
     groups = [group for group in param_groups(run.model) if group.trainable]
     counters = sum(group.count for group in groups)
     on_device = run.device.rules == "cpu" or run.step.optimizer == "adamw"
-    return STATE_COPIES[run.step.optimizer] * grad_bytes(run) + on_device * counters * rounded(4, run.device.rules)
+    return STATE_COPIES[run.step.optimizer] * trainable_bytes(run) + on_device * counters * rounded(4, run.device.rules)
 
 
 def optimizer_temps_bytes(run: RunSpec) -> int:
@@ -217,7 +234,7 @@ def optimizer_temps_bytes(run: RunSpec) -> int:
     Checked: tests/estimate/test_agreement.py.
     """
     if run.step.optimizer == "adamw-foreach":
-        return grad_bytes(run)
+        return trainable_bytes(run)
     if run.step.optimizer == "adamw-loop":
         largest = max((group.numel for group in param_groups(run.model) if group.trainable), default=0)
         return 2 * rounded(largest * param_width(run), run.device.rules)

@@ -57,7 +57,7 @@ def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int) -> Batc
     spec, batch, seq = run.model.decoder, run.step.batch, run.step.seq
     generator = torch.Generator(device="cpu").manual_seed(seed)
     drawn = torch.randint(spec.vocab, (batch, seq + 1), generator=generator, device="cpu")
-    num_tokens = image_tokens(run.model, run.step.images)
+    num_tokens = run.model.image_tokens(run.step.images)
     if num_tokens >= seq:
         raise MemplanError(
             f"{run.step.images} crops make {num_tokens} image tokens, more than a sequence of {seq} has room for.",
@@ -88,19 +88,6 @@ def placeholder(model: ModelSpec) -> int:
     """Id of the image placeholder: Molmo2's third extra token, or the last token of a model without as many."""
     spec = model.decoder
     return min(spec.vocab + 2, spec.vocab + spec.extra_vocab - 1)
-
-
-def image_tokens(model: ModelSpec, images: int) -> int:
-    """Image tokens T that `images` crops make: each square of p patches is one, cut squares at the edges included.
-
-    Formula: images * ceil(sqrt(patches) / sqrt(p))^2; 4 crops of 27 x 27 patches, pooled 2 x 2, make 4 * 14^2 = 784.
-    """
-    if images == 0:
-        return 0
-    if model.vision is None or model.connector is None:
-        raise MemplanError(f"{model.name} has no vision tower.", "Leave --images out.")
-    side, pool = math.isqrt(model.vision.num_patches), math.isqrt(model.connector.pool)
-    return images * math.ceil(side / pool) ** 2
 
 
 def pooling(model: ModelSpec, images: int) -> Tensor:

@@ -3,8 +3,11 @@
 Letters: `H` hidden, `L` layers, `A` query heads, `K` key/value heads, `D` head size, `F` feed-forward, `V` vocabulary.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from memplan.errors import MemplanError
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned"]
@@ -148,3 +151,16 @@ class ModelSpec:
     """Usual crops a sample, for models with a vision tower."""
     source: str
     """Where the facts come from."""
+
+    def image_tokens(self, images: int) -> int:
+        """Image tokens T that `images` crops make: each square of p patches is one, cut squares at the edges included.
+
+        Formula: images * ceil(sqrt(patches) / sqrt(p))^2; 4 crops of 27 x 27 patches, pooled 2 x 2, make
+        4 * 14^2 = 784.
+        """
+        if images == 0:
+            return 0
+        if self.vision is None or self.connector is None:
+            raise MemplanError(f"{self.name} has no vision tower.", "Leave --images out.")
+        side, pool = math.isqrt(self.vision.num_patches), math.isqrt(self.connector.pool)
+        return images * math.ceil(side / pool) ** 2

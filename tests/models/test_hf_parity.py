@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers_twin import Weights, hf_decoder, hf_molmo2, map_gpt2, map_llama, map_molmo2
 
-from memplan.models.batch import Batch, image_tokens, synthetic_batch
+from memplan.models.batch import Batch, synthetic_batch
 from memplan.models.factory import build_model
 from memplan.models.registry import model_spec
 from memplan.spec import DecoderSpec, DeviceSpec, ModelSpec, RopeScaling, RunSpec, StepSpec
@@ -96,7 +96,7 @@ def compare_molmo2(
     spec: ModelSpec, attention: str = "sdpa", norm: str = "eager", front: int = 0, hf_spec: ModelSpec | None = None
 ) -> dict[str, float]:
     """As `compare`, with the image tokens starting at position `front`."""
-    batch, num_tokens = batch_for(spec, seq=32), image_tokens(spec, spec.images)
+    batch, num_tokens = batch_for(spec, seq=32), spec.image_tokens(spec.images)
     batch = Batch(
         tokens=batch.tokens.roll(front, 1), labels=batch.labels.roll(front, 1), pixels=batch.pixels,
         pooled_idx=batch.pooled_idx, image_index=batch.image_index + front, image_mask=batch.image_mask.roll(front, 1),

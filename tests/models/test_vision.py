@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memplan.errors import MemplanError
-from memplan.models.batch import IGNORED, Batch, image_tokens, placeholder, pooling, synthetic_batch
+from memplan.models.batch import IGNORED, Batch, placeholder, pooling, synthetic_batch
 from memplan.models.connector import Connector
 from memplan.models.factory import build_model, component_parameters
 from memplan.models.molmo2 import Molmo2
@@ -111,7 +111,7 @@ def test_pooling_reads_every_patch_once() -> None:
     assert index[0].tolist() == [0, 1, 5, 6]
     assert index[2].tolist() == [4, -1, 9, -1]
     assert index[9].tolist() == [25, 26, 30, 31]
-    assert image_tokens(model_spec("molmo2-4b"), 4) == 784
+    assert model_spec("molmo2-4b").image_tokens(4) == 784
 
 
 def test_image_tokens_are_added_to_the_embeddings() -> None:
