@@ -4,7 +4,6 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,8 @@ def commit() -> str | None:
 def gpu(nvml: Any = None) -> dict[str, Any] | None:
     """Name, memory and driver of the first visible NVIDIA GPU by NVML, or None where there is none.
 
-    `nvml` stands for the module `pynvml`, so that a test can put a stand-in for it. NVML counts in physical order, so the
-    GPU is looked up by what `CUDA_VISIBLE_DEVICES` names.
+    `nvml` stands for the module `pynvml`, so that a test can put a stand-in for it. NVML counts in physical order, so
+    the GPU is looked up by what `CUDA_VISIBLE_DEVICES` names.
     """
     if nvml is None:
         try:
@@ -144,6 +143,8 @@ def _proc_value(path: str, name: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
+    import subprocess
+
     try:
         done = subprocess.run(
             ["git", "-C", str(_PACKAGE), *arguments], capture_output=True, text=True, timeout=10, check=True
