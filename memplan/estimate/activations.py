@@ -34,7 +34,8 @@ def rms_norm(name: str, rows: int, width: int, widths: Widths, *, kind: str, inn
             grads=weight_grad,
         )
     source_width = widths.compute if inner else widths.residual
-    normed = source_width * size
+    # torch's own norm on the CPU keeps the normed rows in fp32.
+    normed = (4 if kind == "fused" else source_width) * size
     saved = 4 * size + normed + 4 * rows
     out = (widths.residual if inner else source_width) * size
     # At the power's derivative the normalised rows are gone and four fp32 tensors stand on the input.
@@ -47,15 +48,15 @@ def rms_norm(name: str, rows: int, width: int, widths: Widths, *, kind: str, inn
 def layer_norm(name: str, rows: int, width: int, widths: Widths, *, bias: bool) -> Part:
     """LayerNorm of `rows` x `width`.
 
-    Formula: keeps the input r*n (an fp32 copy of it where autocast runs the norm in fp32) and mean and root, 8 bytes a
-    row. Backward holds the gradient that comes in and the one that goes out.
+    Formula: keeps the input r*n (an fp32 copy of it where autocast runs the norm in fp32) and mean and root, fp32 (on
+    the CPU in the weights' dtype), 8 or 4 bytes a row. Backward holds the gradients that come in and go out.
     Source: aten native_layer_norm, torch 2.13. Checked: tests/estimate/test_agreement.py.
     """
     source = max(widths.residual, widths.normed) * rows * width
     out = widths.normed * rows * width
     return Part(
         name=name,
-        saved=source + 8 * rows,
+        saved=source + 2 * (widths.param if widths.rules == "cpu" else 4) * rows,
         forward=source + out,
         unkept=out,
         backward=source + out,
@@ -70,7 +71,7 @@ def norm(name: str, rows: int, spec: DecoderSpec, widths: Widths, kind: str) -> 
     return layer_norm(name, rows, spec.hidden, widths, bias=spec.norm_bias)
 
 
-def qkv(rows: int, spec: DecoderSpec, widths: Widths) -> Part:
+def qkv(rows: int, spec: DecoderSpec, widths: Widths, kind: str) -> Part:
     """The query, key and value projections of the normed rows.
 
     Formula: keep their input w*H a row: once, or once for each of three readers when autocast copies it. Backward: the
@@ -84,7 +85,7 @@ def qkv(rows: int, spec: DecoderSpec, widths: Widths) -> Part:
     weights = sum(numel for name, numel in shapes.items() if name in ("q", "k", "v", "qkv"))
     biases = sum(numel for name, numel in shapes.items() if name in ("q.bias", "k.bias", "v.bias", "qkv.bias"))
     readers = 3 if widths.copied and not fused else 1
-    saved = readers * widths.compute * hidden + whole_projection(rows, spec, widths)
+    saved = readers * widths.compute * hidden + whole_projection(rows, spec, widths, kind)
     grads = widths.param * (weights + biases)
     stream = widths.normed * hidden
     if fused:
@@ -94,7 +95,7 @@ def qkv(rows: int, spec: DecoderSpec, widths: Widths) -> Part:
     return Part(
         name="qkv",
         saved=saved,
-        casts=2 * (weights + biases) if widths.mixed else 0,
+        casts=2 * weights if widths.mixed else 0,
         forward=saved + widths.compute * inner + (stream if widths.copied else 0),
         unkept=stream + widths.compute * (inner + (hidden if widths.copied else 0)),
         backward=backward,
@@ -102,18 +103,18 @@ def qkv(rows: int, spec: DecoderSpec, widths: Widths) -> Part:
     )
 
 
-def whole_projection(rows: int, spec: DecoderSpec, widths: Widths) -> int:
+def whole_projection(rows: int, spec: DecoderSpec, widths: Widths, kind: str) -> int:
     """Bytes that a fused projection keeps alive beyond its parts that are counted where they are read.
 
-    A view keeps the whole of its storage: w*(A + 2*K)*D a row stay when attention reads v where it lies (its heads not
-    repeated), or when an fp32 qk-norm reads q and k where they lie. Nothing is added where attention reads all three in
-    place.
+    A view keeps the whole of its storage: w*(A + 2*K)*D a row stay when SDPA reads v where it lies (its heads not
+    repeated), or when an fp32 qk-norm reads q and k where they lie; eager attention reads copies. Nothing is added
+    where attention reads all three in place.
     """
     if spec.projections != "fused" or (spec.positions == "learned" and not spec.qk_norm):
         return 0
     queries = rows * spec.num_heads * spec.head_dim
     keys = rows * spec.num_kv_heads * spec.head_dim
-    v_in_place = spec.mask != "dense" or spec.num_kv_heads == spec.num_heads
+    v_in_place = kind == "sdpa" and (spec.mask != "dense" or spec.num_kv_heads == spec.num_heads)
     qk_in_place = spec.qk_norm and widths.compute == 4
     if v_in_place:
         return 0 if qk_in_place else widths.compute * (queries + keys)
@@ -189,7 +190,7 @@ def output(name: str, rows: int, width: int, out: int, numel: int, bias: int, wi
     return Part(
         name=name,
         saved=0,
-        casts=2 * (numel + bias) if widths.mixed else 0,
+        casts=2 * numel if widths.mixed else 0,
         forward=made,
         unkept=made + widths.compute * rows * width + widths.residual * rows * out,
         backward=widths.compute * rows * width + grads + (made if widths.compute != widths.residual else 0),
@@ -222,7 +223,7 @@ def feed_forward(
     return Part(
         name="feed_forward",
         saved=source + kept,
-        casts=2 * (weights + biases) if widths.mixed else 0,
+        casts=2 * weights if widths.mixed else 0,
         forward=source + kept + (stream if widths.copied else 0),
         unkept=2 * stream + (inner * (4 if fused else 3) if gated else 2 * inner),
         backward=max(moments),
@@ -240,7 +241,7 @@ def decoder_block(samples: int, seq: int, spec: DecoderSpec, widths: Widths, *, 
     rows = samples * seq
     shapes = block_shapes(spec)
     q_width = spec.num_heads * spec.head_dim
-    parts = [norm("attn_norm", rows, spec, widths, norms), qkv(rows, spec, widths)]
+    parts = [norm("attn_norm", rows, spec, widths, norms), qkv(rows, spec, widths, kind)]
     if spec.qk_norm:
         parts.append(qk_norm(rows, spec, widths, norms))
     if spec.positions == "rope":

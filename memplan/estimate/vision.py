@@ -72,7 +72,7 @@ def block_spec(spec: VisionSpec) -> DecoderSpec:
 
 def patches(rows: int, spec: VisionSpec, widths: Widths, *, trains: bool) -> Part:
     """The patch linear: keeps its input, patch_dim elements a row, where that is a low-precision copy of the pixels."""
-    numel = spec.hidden * (spec.patch_dim + 1)
+    numel = spec.hidden * spec.patch_dim
     positions = spec.num_patches * spec.hidden
     copy = widths.compute * rows * spec.patch_dim if widths.compute == 2 else 0
     stream = widths.compute * rows * spec.hidden
@@ -82,7 +82,7 @@ def patches(rows: int, spec: VisionSpec, widths: Widths, *, trains: bool) -> Par
         casts=2 * numel if widths.mixed and trains else 0,
         forward=copy + 2 * stream,
         backward=stream + widths.param * numel,
-        grads=widths.param * (numel + positions) if trains else 0,
+        grads=widths.param * (numel + spec.hidden + positions) if trains else 0,
     )
 
 
@@ -101,7 +101,8 @@ def connector_stage(tokens: int, vision: VisionSpec, spec: ConnectorSpec, run: R
     w = widths.compute
     source = vision.hidden * len(vision.layers_read)
     inner = spec.num_heads * spec.head_dim
-    matrices = 3 * inner * (source + 1)
+    matrices = 3 * inner * source
+    biases = 3 * inner
     gathered = w * tokens * spec.pool * source
     keys = w * tokens * spec.pool * inner
     queries = w * tokens * inner
@@ -111,8 +112,8 @@ def connector_stage(tokens: int, vision: VisionSpec, spec: ConnectorSpec, run: R
         saved=gathered + w * tokens * source + 2 * keys + 2 * queries + 4 * tokens * spec.num_heads + indices,
         casts=2 * matrices if widths.mixed else 0,
         forward=2 * gathered + 2 * keys + 2 * queries,
-        backward=2 * gathered + keys + widths.param * matrices,
-        grads=widths.param * matrices,
+        backward=2 * gathered + keys + widths.param * (matrices + biases),
+        grads=widths.param * (matrices + biases),
     )
     hidden = run.model.decoder.hidden
     wide = 2 * spec.ffn * spec.hidden
