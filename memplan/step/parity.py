@@ -70,9 +70,9 @@ def roundings(reference: TrainStep, expected: dict[str, Tensor]) -> dict[str, fl
     if run.step.precision == "fp32":
         return {}
     in_fp32 = dataclasses.replace(run, step=dataclasses.replace(run.step, precision="fp32"))
-    exact = build_step(in_fp32, reference.batch.tokens.device)
-    exact.model.load_state_dict(reference.model.state_dict())
-    exact.batch = reference.batch
+    model = build_step(in_fp32, reference.batch.tokens.device).model
+    model.load_state_dict(reference.model.state_dict())
+    exact = TrainStep(in_fp32, model, reference.batch)
     return {
         name: tensor_difference(name, expected[name], value, largest_of(name, expected)).max_rel
         for name, value in outcome(exact).items()
