@@ -4,7 +4,7 @@ from typing import Any
 
 from memplan.models.registry import model_spec
 from memplan.record import RungResult, WindowPeak
-from memplan.spec import RunSpec, StepSpec
+from memplan.spec import DeviceSpec, Rung, RunSpec, StepSpec
 from memplan.spec.device import CPU
 from memplan.units import MIB
 
@@ -33,3 +33,11 @@ def row_of(**values: Any) -> RungResult:
         "environment": {"torch": "2.13.0", "cpu": "Abacus", "commit": "abc1234", "device": "cpu"},
     }
     return RungResult(**known | values)
+
+
+def asked(model: str, rung: str, *, device: DeviceSpec = CPU, **step: Any) -> RunSpec:
+    """A run as a person asks for it: a rung, the model's usual shape, and what is changed."""
+    spec, point = model_spec(model), Rung.parse(rung)
+    values = {"seq": point.seq or spec.seq, "images": spec.images, "precision": spec.precision}
+    values |= {"batch": point.batch, "chunks": point.chunks, "ckpt": point.ckpt or "none"}
+    return RunSpec(model=spec, step=StepSpec(**values | step), device=device)

@@ -37,15 +37,16 @@ def batch_bytes(run: RunSpec) -> int:
 def tables_bytes(run: RunSpec) -> int:
     """Bytes that every block shares and that stay to the end of backward.
 
-    Formula: cosines and sines [S, D] in the residual's dtype (fp32 where rotation is), and the fp32 mask where SDPA in
+    Formula: cosines and sines [S, D] in the residual's dtype (fp32 where rotation is) or the learned positions' indices
+    8*S, and the fp32 mask where SDPA in
     fp32 keeps it as it is or checkpointing keeps it as an input.
     """
     spec = run.model.decoder
     total = mask_bytes(run) if mask_stays(run) else 0
     if spec.positions == "rope":
         table = 4 if spec.rope_fp32 else Widths.of(run).residual
-        total += 2 * states.rounded(run.step.seq * spec.head_dim * table, run.device.rules)
-    return total
+        return total + 2 * states.rounded(run.step.seq * spec.head_dim * table, run.device.rules)
+    return total + states.rounded(8 * run.step.seq, run.device.rules)
 
 
 def passing_bytes(run: RunSpec) -> int:

@@ -113,6 +113,7 @@ def moments(run: RunSpec) -> Iterator[Moment]:
         left, done, temps = stage.backward(accumulated=not made)
         yield Moment("backward", f"block {index}", grads + done, kept + left + entry, temps=pending + temps)
         grads += made * stage.grads
+    kept -= overhead.tables_bytes(run)
     yield Moment("backward", "embedding", grads, kept, temps=stream + overhead.embedding_grad_bytes(run, pending))
     tables = ("embedding", "extra", "positions")
     grads += made * states.grad_bytes(run, tables)

@@ -1,0 +1,93 @@
+"""Estimated against measured: the peak of every phase of real CPU steps.
+
+The whole matrix with SmolLM2-135M is `ladders/agreement_cpu.toml`; here is what fits into seconds.
+"""
+
+import gc
+
+import pytest
+import torch
+from samples import asked
+
+from memplan.backends.cpu import CpuBackend
+from memplan.estimate import estimate
+from memplan.estimate import peak as peak_module
+from memplan.spec import RunSpec
+from memplan.step.builder import build_step
+from memplan.units import KIB
+
+EXACT = KIB
+"""Bytes: losses and counters of a few elements that the formulas leave out."""
+PACKING = 1024 * KIB
+"""Bytes: oneDNN packs the operands of a bf16 product into buffers of the allocator's, up to this much at the tiny
+shapes here; the formulas leave them out (Known limits of `memplan.estimate`)."""
+
+
+def measured(run: RunSpec) -> int:
+    """Largest live bytes of the third step, as the allocator reports them."""
+    gc.collect()  # the step before, whose checkpointed blocks refer to themselves
+    backend = CpuBackend()
+    with backend.window():
+        step = build_step(run, torch.device("cpu"))
+        step()
+        gc.collect()
+    with backend.window() as window:
+        step(window.mark)
+    assert window.reading is not None
+    return window.reading.peak.allocated_bytes
+
+
+def error_bytes(run: RunSpec) -> int:
+    return estimate(run).peak_allocated_bytes - measured(run)
+
+
+@pytest.mark.parametrize("loss", ["full", "chunked:4", "chunked-ckpt:4"])
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("ckpt", ["none", "full", "every:2"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-wide"])
+def test_fp32_peaks_are_estimated_to_the_kilobyte(name: str, ckpt: str, chunks: int, loss: str) -> None:
+    assert abs(error_bytes(asked(name, f"B4c{chunks}@{ckpt}", seq=64, loss=loss))) <= EXACT
+
+
+@pytest.mark.parametrize("loss", ["full", "chunked-ckpt:4"])
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("ckpt", ["none", "full", "every:2"])
+def test_bf16_peaks_miss_packing_buffers_only(ckpt: str, chunks: int, loss: str) -> None:
+    error = error_bytes(asked("tiny-wide", f"B4c{chunks}@{ckpt}", seq=128, loss=loss, precision="bf16"))
+    assert -PACKING <= error <= EXACT
+
+
+@pytest.mark.parametrize("ckpt", ["none", "full"])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-molmo2"])
+def test_other_families_are_estimated_to_the_kilobyte(name: str, ckpt: str) -> None:
+    assert abs(error_bytes(asked(name, f"B2c1@{ckpt}"))) <= EXACT
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-foreach", "adamw-loop", "sgd"])
+def test_small_batches_peak_in_the_optimizer_or_the_embedding(optimizer: str) -> None:
+    assert abs(error_bytes(asked("tiny-wide", "B1c1", seq=8, optimizer=optimizer))) <= EXACT
+
+
+@pytest.mark.parametrize("changes", [{"attention": "eager"}, {"norm": "fused"}, {"clip": 1.0}])
+def test_choices_that_change_memory_are_estimated(changes: dict[str, object]) -> None:
+    assert abs(error_bytes(asked("tiny", "B4c1@every:2", loss="chunked-ckpt:8", **changes))) <= EXACT
+
+
+def test_autocast_peaks_are_estimated_within_a_hundredth() -> None:
+    run = asked("tiny", "B4c1@every:2", precision="bf16-mixed")
+    assert abs(error_bytes(run)) <= measured(run) // 100
+
+
+def test_a_forgotten_tensor_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check can fail: without the logits' kept log-probabilities, the estimate misses."""
+    run = asked("tiny", "B4c1")
+    real = peak_module.loss_cost
+
+    def forgetful(*args: object, **options: object) -> object:
+        import dataclasses
+
+        cost = real(*args, **options)  # type: ignore[arg-type]
+        return dataclasses.replace(cost, loss=cost.loss - cost.saved)
+
+    monkeypatch.setattr(peak_module, "loss_cost", forgetful)
+    assert abs(error_bytes(run)) > EXACT
