@@ -1,0 +1,133 @@
+"""What the trace says about a step: peaks by phase, who is alive at the largest moment, and where the host waits."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.record.memory import SCHEMA_VERSION, MemoryBreakdown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTensor:
+    """A storage, or several alike, alive at the peak."""
+
+    num_bytes: int
+    """Bytes asked for, of one."""
+    count: int = 1
+    """How many of this module's depth, op, shape and dtype there are."""
+    category: str
+    """One of `CATEGORIES`."""
+    module: str
+    """Module that made it; `*` stands for the number of a block where several are counted together."""
+    op: str
+    """Op that made it."""
+    shape: tuple[int, ...]
+    """Shape of the first tensor on it."""
+    dtype: str
+    """Dtype of that tensor."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all of them."""
+        return self.num_bytes * self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTotals:
+    """Peaks of one phase, its first moment included."""
+
+    allocated_bytes: int
+    """Largest live bytes after rounding."""
+    active_bytes: int
+    """Largest allocated bytes plus freed blocks that wait for a stream."""
+    reserved_bytes: int
+    """Largest bytes held from the driver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncPoint:
+    """A place where the host waits for the device to read a value."""
+
+    where: str
+    """File and line."""
+    op: str
+    """Op that reads."""
+    phase: str
+    """Phase in which it happens."""
+    count: int
+    """Times a step."""
+    assumed: str
+    """The value that the trace went on with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Where a step runs out of a card's memory."""
+
+    phase: str
+    """Phase of the request."""
+    op: str
+    """Op that asked."""
+    module: str
+    """Module that the op belongs to."""
+    requested_bytes: int
+    """Bytes it asked for."""
+    allocated_bytes: int
+    """Bytes allocated then."""
+    reserved_bytes: int
+    """Bytes reserved then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceReport:
+    """The trace's answer sheet. Peaks are those of a card without limit; `out_of_memory` says where a real one ends."""
+
+    peak_allocated_bytes: int
+    """Largest allocated bytes."""
+    peak_active_bytes: int
+    """Largest active bytes."""
+    peak_reserved_bytes: int
+    """Largest reserved bytes."""
+    phase: str
+    """Phase of the allocated peak."""
+    op: str
+    """Op whose memory makes the peak."""
+    module: str
+    """Module that the op belongs to."""
+    breakdown: MemoryBreakdown
+    """Bytes alive at the allocated peak; their sum is the peak."""
+    phases: dict[str, PhaseTotals]
+    """Peaks by phase, in the order of a step."""
+    alive: tuple[LiveTensor, ...]
+    """What is alive at the allocated peak, the largest first."""
+    syncs: tuple[SyncPoint, ...] = ()
+    """Places where the host waits, in one step."""
+    out_of_memory: OutOfMemory | None = None
+    """Where the card's capacity is exceeded, or None."""
+    attention: dict[str, int] = field(default_factory=dict)
+    """Attention kernels chosen, with the number of calls."""
+
+    def to_dict(self, *, most_alive: int = 10) -> dict[str, Any]:
+        """The JSON form, with the `most_alive` largest of what is alive."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "source": "traced",
+            "peak": {
+                "allocated_bytes": self.peak_allocated_bytes,
+                "active_bytes": self.peak_active_bytes,
+                "reserved_bytes": self.peak_reserved_bytes,
+                "phase": self.phase,
+                "op": self.op,
+                "module": self.module,
+            },
+            "breakdown": self.breakdown.to_dict(),
+            "phases": {name: dataclasses.asdict(totals) for name, totals in self.phases.items()},
+            "alive_at_peak": [
+                {"bytes": tensor.total_bytes}
+                | {key: value for key, value in dataclasses.asdict(tensor).items() if key != "num_bytes"}
+                for tensor in self.alive[:most_alive]
+            ],
+            "syncs": [dataclasses.asdict(sync) for sync in self.syncs],
+            "out_of_memory": None if self.out_of_memory is None else dataclasses.asdict(self.out_of_memory),
+            "attention": self.attention,
+        }

@@ -1,0 +1,80 @@
+"""What happened to memory while a step ran: allocations and frees in order, and the steps in between.
+
+An event is an index into `Trace.allocs`: `+i` (as `i`) is allocated, `~i` is freed. The integers are all that a
+replay needs; everything that explains an allocation stands once, in its `Alloc`.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+CATEGORIES = ("params", "buffers", "grads", "optimizer", "activations", "logits", "temps", "comm", "other")
+
+
+class Frame(NamedTuple):
+    """A line of the Python stack."""
+
+    filename: str
+    line: int
+    name: str
+
+
+@dataclass(slots=True)
+class Alloc:
+    """One storage, from the op that made it to its end. The category is settled when the trace ends."""
+
+    num_bytes: int
+    """Bytes asked for."""
+    op: str
+    """The op that made it: `aten.mm.default`; `hidden:...` for memory that no tensor shows."""
+    phase: str
+    """Phase in which it was made."""
+    module: str
+    """Path of the module whose forward made it, or whose forward's backward did; empty outside of modules."""
+    shape: tuple[int, ...]
+    """Shape of the first tensor on it."""
+    dtype: str
+    """Dtype of that tensor, without `torch.`."""
+    category: str = "temps"
+    """One of `CATEGORIES`."""
+    frames: tuple[Frame, ...] = ()
+    """Python stack at its making, innermost first; empty unless asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A place in the story."""
+
+    at: int
+    """Index into `Trace.events` before which it stands."""
+    phase: str
+    """The phase that begins here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """A place where the host waits for the device to read a value."""
+
+    op: str
+    """The op that reads: `aten._local_scalar_dense.default`."""
+    phase: str
+    """Phase in which it happened."""
+    where: str
+    """File and line of the code that asked."""
+    assumed: str
+    """The value that the trace went on with."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace:
+    """The story of one step, or of several."""
+
+    allocs: list[Alloc] = field(default_factory=list)
+    """Every storage in the order of its making."""
+    events: list[int] = field(default_factory=list)
+    """`i` where `allocs[i]` is made, `~i` where it ends."""
+    places: list[str] = field(default_factory=list)
+    """For each event the module that the op at work belonged to."""
+    marks: list[Mark] = field(default_factory=list)
+    """Phases in the order in which they begin."""
+    syncs: list[Sync] = field(default_factory=list)
+    """Reads of values by the host."""

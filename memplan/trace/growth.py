@@ -1,0 +1,227 @@
+"""A step of many equal blocks, told from the trace of a few.
+
+Between its ends a stack of equal blocks tells the same story again and again: in forward in the order of the blocks, in
+backward in the reverse. `grow` cuts a trace into such sweeps, checks that the inner blocks' stories are equal event for
+event, sizes, ops, shapes and the relative place of every freed tensor included, and inserts as many more as asked for.
+Where it cannot show that, it says None, and the whole step must be traced.
+"""
+
+import itertools
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from memplan.trace.events import Alloc, Mark, Trace
+
+MIN_UNITS = 4
+"""A first, a last and two inner units to compare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Equal blocks, `period` of which make a unit that repeats."""
+
+    path: str
+    """Path of the container: `decoder.blocks`."""
+    period: int
+    """Blocks of a unit: 2 where every second one is recomputed."""
+    traced: int
+    """Blocks in the trace."""
+    wanted: int
+    """Blocks asked for; a multiple of `period` more than `traced`."""
+
+    @property
+    def num_units(self) -> int:
+        """Units in the trace, the last one perhaps shorter."""
+        return -(-self.traced // self.period)
+
+    @property
+    def added(self) -> int:
+        """Units to insert."""
+        return (self.wanted - self.traced) // self.period
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive events of one unit, or of none."""
+
+    unit: int | None
+    start: int
+    end: int
+    sweep: int | None = None
+
+
+Birth = tuple[int, int, int]
+"""Sweep, unit and number among that run's allocations."""
+
+
+def grow(trace: Trace, stack: Stack) -> Trace | None:
+    """The trace with `stack.wanted` blocks, or None where it is not shown that they repeat."""
+    if stack.added == 0:
+        return trace
+    if stack.num_units < MIN_UNITS or stack.added < 0:
+        return None
+    runs = sweeps(trace, stack)
+    if runs is None:
+        return None
+    births = birth_places(trace, runs)
+    stories: dict[tuple[int, int], list[object]] = {}
+    for run in runs:
+        if run.sweep is not None and run.unit is not None:
+            stories[run.sweep, run.unit] = story(trace, run, births, stack)
+    inner = range(1, stack.num_units - 1)
+    numbers = {sweep for sweep, _ in stories}
+    if any(stories[sweep, unit] != stories[sweep, 1] for sweep in numbers for unit in inner):
+        return None
+    for run in runs:  # outside of sweeps, only the ends of the stack may be spoken of
+        if run.sweep is None and any(
+            births[~event][1] in inner for event in trace.events[run.start : run.end] if event < 0 and ~event in births
+        ):
+            return None
+    return Builder(trace, stack, births).build(runs)
+
+
+def sweeps(trace: Trace, stack: Stack) -> list[Run] | None:
+    """The runs of the trace, those of blocks with the number of their sweep; None where a block's run is in no sweep."""
+    units = unit_numbers(trace, stack)
+    runs = []
+    for unit, events in itertools.groupby(range(len(units)), key=units.__getitem__):
+        first = next(events)
+        runs.append(Run(unit, first, first + 1 + sum(1 for _ in events)))
+    found: list[Run] = []
+    number, at, last = 0, 0, stack.num_units - 1
+    while at < len(runs):
+        if runs[at].unit is None:
+            found.append(runs[at])
+            at += 1
+            continue
+        group = runs[at : at + stack.num_units]
+        order = [run.unit for run in group]
+        if order not in (list(range(last + 1)), list(range(last, -1, -1))):
+            # What lies beside the stack frees tensors of its ends, such as the last block's output.
+            run = runs[at]
+            if run.unit not in (0, last) or any(event >= 0 for event in trace.events[run.start : run.end]):
+                return None
+            found.append(run)
+            at += 1
+            continue
+        found += [replace(run, sweep=number) for run in group]
+        number += 1
+        at += stack.num_units
+    return found
+
+
+def unit_numbers(trace: Trace, stack: Stack) -> list[int | None]:
+    """The unit of each event: where it happened, or else whose tensor it speaks of."""
+    pattern = re.compile(rf"(?:^|\.){re.escape(stack.path)}\.(\d+)(?:\.|$)")
+    known: dict[str, int | None] = {}
+
+    def unit(path: str) -> int | None:
+        if path not in known:
+            match = pattern.search(path)
+            known[path] = int(match[1]) // stack.period if match else None
+        return known[path]
+
+    numbers = []
+    for event, place in zip(trace.events, trace.places, strict=True):
+        number = unit(place)
+        numbers.append(unit(trace.allocs[max(event, ~event)].module) if number is None else number)
+    return numbers
+
+
+def birth_places(trace: Trace, runs: list[Run]) -> dict[int, Birth]:
+    """For each allocation made in a sweep, where."""
+    births: dict[int, Birth] = {}
+    for run in runs:
+        if run.sweep is None or run.unit is None:
+            continue
+        made = (event for event in trace.events[run.start : run.end] if event >= 0)
+        births.update((event, (run.sweep, run.unit, number)) for number, event in enumerate(made))
+    return births
+
+
+def story(trace: Trace, run: Run, births: dict[int, Birth], stack: Stack) -> list[object]:
+    """A run's events in words that do not depend on its unit."""
+    assert run.unit is not None
+    told: list[object] = []
+    for event in trace.events[run.start : run.end]:
+        if event >= 0:
+            alloc = trace.allocs[event]
+            name = moved(alloc.module, stack, -run.unit)
+            told.append((alloc.num_bytes, alloc.op, alloc.phase, name, alloc.shape, alloc.dtype, alloc.category))
+        elif ~event in births:
+            sweep, unit, number = births[~event]
+            told.append((sweep, unit - run.unit, number))
+        else:
+            told.append(~event)
+    return told
+
+
+def moved(path: str, stack: Stack, units: int) -> str:
+    """`path` with its block's number moved by `units` units."""
+    head, found, tail = path.partition(f"{stack.path}.")
+    if not found:
+        return path
+    number, dot, rest = tail.partition(".")
+    return f"{head}{found}{int(number) + units * stack.period}{dot}{rest}"
+
+
+class Builder:
+    """Writes the longer trace, run by run."""
+
+    def __init__(self, trace: Trace, stack: Stack, births: dict[int, Birth]) -> None:
+        self._old = trace
+        self._stack = stack
+        self._births = births
+        self._new = Trace(syncs=trace.syncs)
+        self._outside: dict[int, int] = {}  # old allocation outside of sweeps -> new
+        self._inside: dict[Birth, int] = {}  # sweep, new unit, number -> new
+        self._marks: dict[int, list[Mark]] = defaultdict(list)
+        for mark in trace.marks:
+            self._marks[mark.at].append(mark)
+
+    def build(self, runs: list[Run]) -> Trace:
+        """The longer trace."""
+        last, added = self._stack.num_units - 1, self._stack.added
+        for sweep, group in itertools.groupby(runs, key=lambda run: run.sweep):
+            members = list(group)
+            if sweep is None:
+                for run in members:
+                    self._copy(run, 0)
+                continue
+            by_unit = {run.unit: run for run in members}
+            new_units = range(last + added + 1)
+            for unit in new_units if members[0].unit == 0 else reversed(new_units):
+                # The ends are their own; every unit between them is as the first inner one.
+                template = 0 if unit == 0 else last if unit == last + added else 1
+                self._copy(by_unit[template], unit - template)
+        for mark in self._marks.pop(len(self._old.events), []):
+            self._new.marks.append(replace(mark, at=len(self._new.events)))
+        return self._new
+
+    def _copy(self, run: Run, shift: int) -> None:
+        new, number = self._new, 0
+        for at in range(run.start, run.end):
+            for mark in self._marks.pop(at, []):
+                new.marks.append(replace(mark, at=len(new.events)))
+            event, place = self._old.events[at], moved(self._old.places[at], self._stack, shift)
+            if event >= 0:
+                index = len(new.allocs)
+                new.allocs.append(self._moved_alloc(self._old.allocs[event], shift))
+                if run.sweep is not None and run.unit is not None:
+                    self._inside[run.sweep, run.unit + shift, number] = index
+                    number += 1
+                else:
+                    self._outside[event] = index
+                new.events.append(index)
+            elif ~event in self._births:
+                sweep, unit, ordinal = self._births[~event]
+                # Outside of sweeps only ends are spoken of; the last one has moved by what was added.
+                step = shift if run.sweep is not None else self._stack.added * (unit > 0)
+                new.events.append(~self._inside.pop((sweep, unit + step, ordinal)))
+            else:
+                new.events.append(~self._outside.pop(~event))
+            new.places.append(place)
+
+    def _moved_alloc(self, alloc: Alloc, shift: int) -> Alloc:
+        return replace(alloc, module=moved(alloc.module, self._stack, shift))

@@ -1,0 +1,278 @@
+"""The recorder: a dispatch mode that notes each new storage, weakly, and the moment it dies.
+
+It works on fake tensors and on real CPU tensors alike. A storage is new when no earlier op made it, so views and
+in-place ops make no event; an in-place resize ends the storage's old size and begins the new one.
+"""
+
+import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memplan.errors import MemplanError
+from memplan.trace.events import Alloc, Frame, Mark, Sync, Trace
+
+READS = {torch.ops.aten._local_scalar_dense.default: 1, torch.ops.aten.is_nonzero.default: True}
+"""Ops that give a value to Python, and the value that a trace goes on with."""
+SILENT = {torch.ops.prim.device.default}
+"""Ops that make no tensor; most dispatches on a fake tensor are one of them."""
+RECOMPUTING = "recompute"
+IN_ORDER = ("forward", "loss")
+"""Phases whose ops outside of modules belong to the model as a whole."""
+LEAF_SEQUENCE = (1 << 63) - 1
+"""Nodes at or above this number accumulate gradients. Source: AccumulateGrad, torch/csrc/autograd, torch 2.13."""
+
+
+class Recorder(TorchDispatchMode):
+    """Notes what the ops inside it allocate and free.
+
+    `frames` keeps the Python stack of each allocation. `logits_width` is the size of the last dimension by which
+    logits are known.
+    """
+
+    def __init__(self, *, frames: bool = False, logits_width: int | None = None) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.phase = "init"
+        self._frames = frames
+        self._logits_width = logits_width
+        self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage -> index of its Alloc
+        self._modules: list[str] = []
+        self._starts: list[int] = []  # sequence numbers at which the module on top changed
+        self._paths: list[str] = []
+        self._hooks: list[Any] = []
+        self._names: dict[int, str] = {}
+        self._place = ""  # module of the last op
+
+    def __enter__(self) -> "Recorder":
+        self._hooks = [
+            nn.modules.module.register_module_forward_pre_hook(self._enter_module),
+            nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        order_frees(self.trace)
+
+    def mark(self, phase: str) -> None:
+        """Says that `phase` begins now."""
+        self.phase = phase
+        self.trace.marks.append(Mark(at=len(self.trace.events), phase=phase))
+
+    def name_modules(self, model: nn.Module) -> None:
+        """Calls the modules inside `model` by their paths."""
+        for path, module in model.named_modules():
+            self._names[id(module)] = path
+
+    def claim(self, tensor: Tensor, category: str, module: str = "") -> None:
+        """Says what the storage of `tensor` is for and whose it is; one that was made before the recorder is noted now."""
+        storage = tensor.untyped_storage()
+        index = self._index_of(storage)
+        if index is None:
+            index = self._add(storage, tensor, "before", self.phase, module)
+        alloc = self.trace.allocs[index]
+        alloc.category = category
+        alloc.module = alloc.module or module
+
+    def claim_model(self, model: nn.Module) -> None:
+        """Claims parameters and buffers, and each gradient as soon as it is there."""
+        self.name_modules(model)
+        for name, parameter in model.named_parameters():
+            self.claim(parameter, "params", name.rpartition(".")[0])
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._claim_grad)
+        for name, buffer in model.named_buffers():
+            self.claim(buffer, "buffers", name.rpartition(".")[0])
+
+    def _claim_grad(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.claim(parameter.grad, "grads")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in SILENT:
+            return func(*args, **(kwargs or {}))
+        try:
+            out = func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            if func not in READS:
+                raise untraceable(func) from None
+            return self._read(func, args)
+        except DynamicOutputShapeException:
+            raise untraceable(func) from None
+        if func in READS:
+            self._note_read(func, out)
+        phase, place = self._here()
+        if isinstance(out, Tensor):
+            self._see(out, func, phase, place, args[0] if args else None)
+        elif isinstance(out, tuple | list):
+            sources = args[0] if args and isinstance(args[0], list | tuple) and len(args[0]) == len(out) else args
+            for number, item in enumerate(out):
+                if isinstance(item, Tensor):
+                    source = sources[number] if number < len(sources) else None
+                    self._see(item, func, phase, place, source)
+        elif place is None:
+            self._place = self._place_of(args[0] if args else None)
+        if func._schema.is_mutable:
+            self._see_mutated(func, phase, args)
+        return out
+
+    def _see(self, tensor: Tensor, func: Any, phase: str, place: str | None, source: Any) -> None:
+        """Notes the storage of `tensor` if it is new; an op outside of modules is where its `source` was made."""
+        self._place = self._place_of(source) if place is None else place
+        storage = tensor.untyped_storage()
+        if self._index_of(storage) is None and storage.nbytes():
+            self._add(storage, tensor, str(func), phase, self._place)
+
+    def _place_of(self, source: Any) -> str:
+        """The module whose tensor `source` is; without a tensor, where the last op was."""
+        if isinstance(source, list | tuple) and source:
+            source = source[0]
+        if not isinstance(source, Tensor):
+            return self._place
+        index = self._index_of(source.untyped_storage())
+        return self._place if index is None else self.trace.allocs[index].module
+
+    def _see_mutated(self, func: Any, phase: str, args: tuple[Any, ...]) -> None:
+        """Notes the new size of a storage that an op resized."""
+        for tensor in args[:1]:
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            index = self._index_of(storage)
+            if index is not None and self.trace.allocs[index].num_bytes != storage.nbytes():
+                self._end(storage._cdata, index)
+                self._add(storage, tensor, str(func), phase, self._place)
+
+    def _index_of(self, storage: Any) -> int | None:
+        known = self._known.get(storage._cdata)
+        return None if known is None else known[0]
+
+    def _add(self, storage: Any, tensor: Tensor, op: str, phase: str, module: str) -> int:
+        trace = self.trace
+        index = len(trace.allocs)
+        shape = tuple(tensor.shape)
+        alloc = Alloc(storage.nbytes(), op, phase, module, shape, str(tensor.dtype)[6:])
+        if self._frames:
+            alloc.frames = stack()
+        if self._logits_width is not None and shape[-1:] == (self._logits_width,) and len(shape) > 1:
+            alloc.category = "logits" if phase in ("loss", "backward", RECOMPUTING) else "temps"
+        trace.allocs.append(alloc)
+        trace.events.append(index)
+        trace.places.append(module)
+        key = storage._cdata
+        self._known[key] = (index, weakref.ref(storage, lambda _: self._end(key, index)))
+        return index
+
+    def _end(self, key: int, index: int) -> None:
+        known = self._known.get(key)
+        if known is not None and known[0] == index:
+            del self._known[key]
+            self.trace.events.append(~index)
+            self.trace.places.append(self._place)
+
+    def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
+        value: Any = READS[func]
+        if isinstance(args[0], Tensor) and args[0].dtype.is_floating_point:
+            value = float(value)
+        self._note_read(func, value)
+        return value
+
+    def _note_read(self, func: Any, value: Any) -> None:
+        self.trace.syncs.append(Sync(op=str(func), phase=self.phase, where=caller(), assumed=repr(value)))
+
+    def _here(self) -> tuple[str, str | None]:
+        """Phase and module of the op that runs now; in backward, the module whose forward made the node. None where
+        only the op's arguments can tell: optimizers and the accumulation of gradients."""
+        if self._modules:
+            phase = RECOMPUTING if self.phase == "backward" else self.phase
+            return phase, self._modules[-1]
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return self.phase, "" if self.phase in IN_ORDER else None
+        number = node._sequence_nr()
+        if number >= LEAF_SEQUENCE or number < 0:
+            return self.phase, None
+        at = bisect_right(self._starts, number) - 1
+        return self.phase, self._paths[at] if at >= 0 else ""
+
+    def _enter_module(self, module: nn.Module, inputs: Any) -> None:
+        self._modules.append(self._names.get(id(module), type(module).__name__))
+        self._note_path()
+
+    def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self._modules.pop()
+        self._note_path()
+
+    def _note_path(self) -> None:
+        if self.phase == "backward":
+            return
+        self._starts.append(torch._C._autograd._get_sequence_nr())
+        self._paths.append(self._modules[-1] if self._modules else "")
+
+
+def order_frees(trace: Trace) -> None:
+    """Puts frees between two ops into the order in which their storages were made.
+
+    Nothing is allocated between them, so no peak changes; caches that are cleared at once (autocast's) free in the order
+    of a hash table, which no two runs share.
+    """
+    stops = {mark.at for mark in trace.marks}
+    events, at = trace.events, 0
+    while at < len(events):
+        end = at
+        while end < len(events) and events[end] < 0 and (end == at or end not in stops):
+            end += 1
+        events[at:end] = sorted(events[at:end], reverse=True)
+        at = max(end, at + 1)
+
+
+def untraceable(func: Any) -> MemplanError:
+    """The sentence for an op whose result's shape depends on values."""
+    return MemplanError(
+        f"{caller()} calls {func}, whose result's shape depends on the values in its tensors, so the step cannot be"
+        " traced without running it.",
+        "Give it a fixed shape (a mask instead of a selection, a padded size), or measure with memplan ladder.",
+    )
+
+
+def stack(limit: int = 24) -> tuple[Frame, ...]:
+    """The Python stack of the code that called the op, innermost first, torch's and memplan's tracing frames left out."""
+    frames: list[Frame] = []
+    frame: Any = sys._getframe(2)
+    while frame is not None and len(frames) < limit:
+        code = frame.f_code
+        if not is_inside(code.co_filename):
+            frames.append(Frame(code.co_filename, frame.f_lineno, code.co_qualname))
+        frame = frame.f_back
+    return tuple(frames)
+
+
+def caller() -> str:
+    """File and line of the innermost code outside of torch and of the tracing."""
+    found = stack(1)
+    return f"{found[0].filename}:{found[0].line}" if found else "the autograd engine"
+
+
+TORCH_FOLDER = torch.__file__.rsplit("/", 1)[0]
+TRACE_FOLDER = __file__.rsplit("/", 1)[0]
+
+
+def is_inside(filename: str) -> bool:
+    """Whether a file belongs to torch or to the tracing itself."""
+    return filename.startswith((TORCH_FOLDER, TRACE_FOLDER, "<"))
+
+
+Marker = Callable[[str], None]
