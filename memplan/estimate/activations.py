@@ -50,7 +50,7 @@ def layer_norm(name: str, rows: int, width: int, widths: Widths, *, bias: bool) 
 
     Formula: keeps the input r*n (an fp32 copy of it where autocast runs the norm in fp32) and mean and root, fp32 (on
     the CPU in the weights' dtype), 8 or 4 bytes a row. Backward holds the gradients that come in and go out.
-    Source: aten native_layer_norm, torch 2.13. Checked: tests/estimate/test_agreement.py.
+    Source: aten native_layer_norm, torch 2.13. Checked: tests/estimate/test_measured.py.
     """
     source = max(widths.residual, widths.normed) * rows * width
     out = widths.normed * rows * width

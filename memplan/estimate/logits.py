@@ -43,7 +43,7 @@ def loss_cost(rows: int, hidden: int, vocab: int, step: StepSpec, widths: Widths
     `chunked-ckpt` keeps no logits at all.
     Counts: under autocast the bf16 copies of the head's matrix, 2*V*H, and of its gradient.
     Source: aten log_softmax and nll_loss, torch 2.13: both allocate their gradient whole.
-    Checked: tests/estimate/test_agreement.py.
+    Checked: tests/estimate/test_measured.py.
     """
     part = -(-rows // step.loss_chunks)
     num_parts = -(-rows // part)

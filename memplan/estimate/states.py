@@ -231,7 +231,7 @@ def optimizer_temps_bytes(run: RunSpec) -> int:
     Formula: fused 0; foreach one copy of all trainable parameters (the denominators); for-loop two of the largest
     tensor (its root and the root's quotient); SGD 0.
     Source: torch/optim/adam.py `_multi_tensor_adam`, `_single_tensor_adam`, torch 2.13.
-    Checked: tests/estimate/test_agreement.py.
+    Checked: tests/estimate/test_measured.py.
     """
     if run.step.optimizer == "adamw-foreach":
         return trainable_bytes(run)
