@@ -20,7 +20,7 @@ class Frame(NamedTuple):
 
 @dataclass(slots=True)
 class Alloc:
-    """One storage, from the op that made it to its end. The category is settled when the trace ends."""
+    """One storage, from the op that made it to its end. The category is settled by `settle`."""
 
     num_bytes: int
     """Bytes asked for."""
@@ -36,6 +36,8 @@ class Alloc:
     """Dtype of that tensor, without `torch.`."""
     category: str = "temps"
     """One of `CATEGORIES`."""
+    died: str = ""
+    """Phase in which it ended; empty while it lives."""
     frames: tuple[Frame, ...] = ()
     """Python stack at its making, innermost first; empty unless asked for."""
 
@@ -78,3 +80,20 @@ class Trace:
     """Phases in the order in which they begin."""
     syncs: list[Sync] = field(default_factory=list)
     """Reads of values by the host."""
+
+
+def settle(trace: Trace) -> None:
+    """Settles the category of every allocation that nobody claimed, from where it was made and where it ended.
+
+    Made in forward, loss or recomputation and alive when that is over: an activation. Made by the optimizer and kept:
+    optimizer state. Made before the first step and kept: other, such as the batch. Everything else is a temporary.
+    """
+    for alloc in trace.allocs:
+        if alloc.category != "temps" or alloc.op.startswith("hidden:"):
+            continue
+        if alloc.phase in ("forward", "loss", "recompute") and alloc.died not in ("forward", "loss", alloc.phase):
+            alloc.category = "activations"
+        elif alloc.phase == "optimizer" and not alloc.died:
+            alloc.category = "optimizer"
+        elif alloc.phase == "init" and not alloc.died:
+            alloc.category = "other"

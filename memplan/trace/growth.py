@@ -82,12 +82,13 @@ def grow(trace: Trace, stack: Stack) -> Trace | None:
 
 
 def sweeps(trace: Trace, stack: Stack) -> list[Run] | None:
-    """The runs of the trace, those of blocks with the number of their sweep; None where a block's run is in no sweep."""
+    """The trace's runs, those of blocks with the number of their sweep; None where a block's run is in no sweep."""
     units = unit_numbers(trace, stack)
-    runs = []
-    for unit, events in itertools.groupby(range(len(units)), key=units.__getitem__):
-        first = next(events)
-        runs.append(Run(unit, first, first + 1 + sum(1 for _ in events)))
+    runs, start = [], 0
+    for unit, events in itertools.groupby(units):
+        end = start + sum(1 for _ in events)
+        runs.append(Run(unit, start, end))
+        start = end
     found: list[Run] = []
     number, at, last = 0, 0, stack.num_units - 1
     while at < len(runs):
@@ -148,7 +149,9 @@ def story(trace: Trace, run: Run, births: dict[int, Birth], stack: Stack) -> lis
         if event >= 0:
             alloc = trace.allocs[event]
             name = moved(alloc.module, stack, -run.unit)
-            told.append((alloc.num_bytes, alloc.op, alloc.phase, name, alloc.shape, alloc.dtype, alloc.category))
+            told.append(
+                (alloc.num_bytes, alloc.op, alloc.phase, alloc.died, name, alloc.shape, alloc.dtype, alloc.category)
+            )
         elif ~event in births:
             sweep, unit, number = births[~event]
             told.append((sweep, unit - run.unit, number))

@@ -7,12 +7,13 @@ in-place ops make no event; an in-place resize ends the storage's old size and b
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memplan.errors import MemplanError
@@ -29,17 +30,30 @@ LEAF_SEQUENCE = (1 << 63) - 1
 """Nodes at or above this number accumulate gradients. Source: AccumulateGrad, torch/csrc/autograd, torch 2.13."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what the ops inside it allocate and free.
 
     `frames` keeps the Python stack of each allocation. `logits_width` is the size of the last dimension by which
-    logits are known.
+    logits are known. `hidden` gives the bytes that an op takes inside itself for a moment, and those that it takes for
+    good. With `guess_phases` nobody calls `mark`: backward is where autograd runs, the optimizer where one steps,
+    forward everything else, and a model is claimed when it is first called.
     """
 
-    def __init__(self, *, frames: bool = False, logits_width: int | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        *,
+        frames: bool = False,
+        logits_width: int | None = None,
+        hidden: "Hidden | None" = None,
+        guess_phases: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch annotates neither of these
         self.trace = Trace()
         self.phase = "init"
+        self.hidden = hidden
+        self._guesses = guess_phases
+        self._in_optimizer = False
+        self._claimed: set[int] = set()
         self._frames = frames
         self._logits_width = logits_width
         self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage -> index of its Alloc
@@ -55,14 +69,20 @@ class Recorder(TorchDispatchMode):
             nn.modules.module.register_module_forward_pre_hook(self._enter_module),
             nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        super().__enter__()
+        if self._guesses:
+            self._hooks += [
+                register_optimizer_step_pre_hook(lambda *_: self._step_begins(True)),
+                register_optimizer_step_post_hook(lambda *_: self._step_begins(False)),
+            ]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._known = {}  # what dies from now on is no part of the story
         order_frees(self.trace)
 
     def mark(self, phase: str) -> None:
@@ -76,7 +96,7 @@ class Recorder(TorchDispatchMode):
             self._names[id(module)] = path
 
     def claim(self, tensor: Tensor, category: str, module: str = "") -> None:
-        """Says what the storage of `tensor` is for and whose it is; one that was made before the recorder is noted now."""
+        """Says what the storage of `tensor` is for and whose it is; one made before the recorder is noted now."""
         storage = tensor.untyped_storage()
         index = self._index_of(storage)
         if index is None:
@@ -91,7 +111,7 @@ class Recorder(TorchDispatchMode):
         for name, parameter in model.named_parameters():
             self.claim(parameter, "params", name.rpartition(".")[0])
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._claim_grad)
+                parameter.register_post_accumulate_grad_hook(self._claim_grad)  # type: ignore[no-untyped-call]
         for name, buffer in model.named_buffers():
             self.claim(buffer, "buffers", name.rpartition(".")[0])
 
@@ -104,6 +124,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if func in SILENT:
             return func(*args, **(kwargs or {}))
+        if self._guesses:
+            self._guess_phase()
         try:
             out = func(*args, **(kwargs or {}))
         except DataDependentOutputException:
@@ -115,6 +137,8 @@ class Recorder(TorchDispatchMode):
         if func in READS:
             self._note_read(func, out)
         phase, place = self._here()
+        if self.hidden is not None:
+            self._note_hidden(self.hidden, func, args, out, phase, place or "")
         if isinstance(out, Tensor):
             self._see(out, func, phase, place, args[0] if args else None)
         elif isinstance(out, tuple | list):
@@ -128,6 +152,34 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             self._see_mutated(func, phase, args)
         return out
+
+    def _guess_phase(self) -> None:
+        phase = "forward"
+        if torch._C._current_autograd_node() is not None:
+            phase = "backward"
+        elif self._in_optimizer:
+            phase = "optimizer"
+        elif self.phase == "init" and not self._modules:
+            return
+        if phase != self.phase:
+            self.mark(phase)
+
+    def _step_begins(self, begins: bool) -> None:
+        self._in_optimizer = begins
+
+    def _note_hidden(self, hidden: "Hidden", func: Any, args: Any, out: Any, phase: str, place: str) -> None:
+        """Notes what the op takes inside itself: workspaces that stay, and temporaries that are gone when it ends."""
+        for name, num_bytes, stays in hidden(func, args, out):
+            index = len(self.trace.allocs)
+            self.trace.allocs.append(Alloc(num_bytes, f"hidden:{name}", phase, place, (), "uint8"))
+            self.trace.events.append(index)
+            self.trace.places.append(place)
+            if stays:
+                self.trace.allocs[index].category = "other"
+            else:
+                self.trace.allocs[index].died = phase
+                self.trace.events.append(~index)
+                self.trace.places.append(place)
 
     def _see(self, tensor: Tensor, func: Any, phase: str, place: str | None, source: Any) -> None:
         """Notes the storage of `tensor` if it is new; an op outside of modules is where its `source` was made."""
@@ -180,6 +232,7 @@ class Recorder(TorchDispatchMode):
         known = self._known.get(key)
         if known is not None and known[0] == index:
             del self._known[key]
+            self.trace.allocs[index].died = RECOMPUTING if self._modules and self.phase == "backward" else self.phase
             self.trace.events.append(~index)
             self.trace.places.append(self._place)
 
@@ -209,6 +262,9 @@ class Recorder(TorchDispatchMode):
         return self.phase, self._paths[at] if at >= 0 else ""
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
+        if self._guesses and not self._modules and id(module) not in self._claimed:
+            self._claimed.update(id(inner) for inner in module.modules())
+            self.claim_model(module)
         self._modules.append(self._names.get(id(module), type(module).__name__))
         self._note_path()
 
@@ -226,8 +282,8 @@ class Recorder(TorchDispatchMode):
 def order_frees(trace: Trace) -> None:
     """Puts frees between two ops into the order in which their storages were made.
 
-    Nothing is allocated between them, so no peak changes; caches that are cleared at once (autocast's) free in the order
-    of a hash table, which no two runs share.
+    Nothing is allocated between them, so no peak changes; caches that are cleared at once (autocast's) free in the
+    order of a hash table, which no two runs share.
     """
     stops = {mark.at for mark in trace.marks}
     events, at = trace.events, 0
@@ -249,7 +305,7 @@ def untraceable(func: Any) -> MemplanError:
 
 
 def stack(limit: int = 24) -> tuple[Frame, ...]:
-    """The Python stack of the code that called the op, innermost first, torch's and memplan's tracing frames left out."""
+    """The Python stack of the code that called the op, innermost first, without torch's and the tracing's frames."""
     frames: list[Frame] = []
     frame: Any = sys._getframe(2)
     while frame is not None and len(frames) < limit:
@@ -275,4 +331,5 @@ def is_inside(filename: str) -> bool:
     return filename.startswith((TORCH_FOLDER, TRACE_FOLDER, "<"))
 
 
-Marker = Callable[[str], None]
+Hidden = Callable[[Any, Any, Any], "Iterable[tuple[str, int, bool]]"]
+"""Op, its arguments and its result -> name, bytes and whether they stay, for each thing that it takes inside itself."""

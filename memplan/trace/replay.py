@@ -1,0 +1,232 @@
+"""Trace times allocator: how much is allocated, active and reserved at every moment, and who is alive at the peak."""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from memplan.record.memory import MemoryBreakdown
+from memplan.record.trace import LiveTensor, OutOfMemory, PhaseTotals, SyncPoint, TraceReport
+from memplan.trace.allocator_blocks import OutOfMemory as AllocatorOutOfMemory
+from memplan.trace.events import Alloc, Sync, Trace
+
+
+class Memory(Protocol):
+    """Whose rules turn requests into bytes held."""
+
+    allocated_bytes: int
+
+    @property
+    def active_bytes(self) -> int: ...
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    def malloc(self, num_bytes: int) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+
+class HostMemory:
+    """The CPU allocator: every request as it is, nothing kept back."""
+
+    def __init__(self) -> None:
+        self.allocated_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._next = 1
+
+    @property
+    def active_bytes(self) -> int:
+        """As allocated: no stream delays a free."""
+        return self.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """As allocated: nothing is kept back."""
+        return self.allocated_bytes
+
+    def malloc(self, num_bytes: int) -> int:
+        """A handle."""
+        self._next += 1
+        self._sizes[self._next] = num_bytes
+        self.allocated_bytes += num_bytes
+        return self._next
+
+    def free(self, address: int) -> None:
+        """Ends an allocation."""
+        self.allocated_bytes -= self._sizes.pop(address)
+
+
+@dataclass(slots=True)
+class Peaks:
+    """The largest moment so far."""
+
+    allocated_bytes: int = 0
+    active_bytes: int = 0
+    reserved_bytes: int = 0
+    at: int = -1
+    """Event after which the allocated bytes were largest."""
+
+    def see(self, memory: Memory, at: int) -> None:
+        """Takes down what `memory` holds after event `at`."""
+        if memory.allocated_bytes > self.allocated_bytes or self.at < 0:
+            self.allocated_bytes, self.at = memory.allocated_bytes, at
+        self.active_bytes = max(self.active_bytes, memory.active_bytes)
+        self.reserved_bytes = max(self.reserved_bytes, memory.reserved_bytes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Replay:
+    """What a replay found in the window from event `start` on."""
+
+    trace: Trace
+    """The story."""
+    start: int
+    """First event of the window."""
+    peaks: Peaks = field(default_factory=Peaks)
+    """Over the whole window."""
+    phases: dict[str, Peaks] = field(default_factory=dict)
+    """By phase."""
+    block_bytes: dict[int, int] = field(default_factory=dict)
+    """Bytes that each allocation took, rounding included."""
+    out_of_memory: tuple[int, AllocatorOutOfMemory] | None = None
+    """Event at which the memory ran out, and what the allocator said."""
+
+
+def replay(trace: Trace, memory: Memory, *, start: int = 0) -> Replay:
+    """Plays `trace` through `memory`. Peaks count from event `start` on, with what is alive then; the replay stops
+    where the memory runs out."""
+    found = Replay(trace=trace, start=start)
+    addresses: dict[int, int] = {}
+    block_bytes, allocs = found.block_bytes, trace.allocs
+    malloc, free = memory.malloc, memory.free
+    marks = iter([*trace.marks, None])
+    mark = next(marks)
+    phase = Peaks()
+    for at, event in enumerate(trace.events):
+        while mark is not None and mark.at <= at:
+            phase = found.phases.setdefault(mark.phase, Peaks()) if at >= start else Peaks()
+            if at >= start:
+                phase.see(memory, at - 1)
+            mark = next(marks)
+        if event < 0:
+            free(addresses.pop(~event))
+            continue
+        before = memory.allocated_bytes
+        try:
+            addresses[event] = malloc(allocs[event].num_bytes)
+        except AllocatorOutOfMemory as error:
+            found.out_of_memory = (at, error)
+            return found
+        block_bytes[event] = memory.allocated_bytes - before
+        if at >= start:
+            found.peaks.see(memory, at)
+            phase.see(memory, at)
+    return found
+
+
+def alive_at(found: Replay, at: int) -> list[int]:
+    """Allocations alive after event `at`."""
+    alive: dict[int, None] = {}
+    for event in found.trace.events[: at + 1]:
+        if event >= 0:
+            alive[event] = None
+        else:
+            del alive[~event]
+    return list(alive)
+
+
+def report(
+    found: Replay,
+    *,
+    limited: Replay | None = None,
+    syncs: Sequence[Sync] = (),
+    attention: dict[str, int] | None = None,
+) -> TraceReport:
+    """The answer sheet of a replay without limit; `limited` is the same trace under a card's capacity."""
+    trace, at = found.trace, found.peaks.at
+    alive = alive_at(found, at)
+    totals: Counter[str] = Counter()
+    for index in alive:
+        totals[trace.allocs[index].category] += found.block_bytes[index]
+    breakdown = MemoryBreakdown(**totals)
+    last = trace.allocs[max(trace.events[at], ~trace.events[at])]
+    return TraceReport(
+        peak_allocated_bytes=found.peaks.allocated_bytes,
+        peak_active_bytes=found.peaks.active_bytes,
+        peak_reserved_bytes=found.peaks.reserved_bytes,
+        phase=phase_at(trace, at),
+        op=last.op,
+        module=last.module,
+        breakdown=breakdown,
+        phases={
+            name: PhaseTotals(
+                allocated_bytes=peaks.allocated_bytes,
+                active_bytes=peaks.active_bytes,
+                reserved_bytes=peaks.reserved_bytes,
+            )
+            for name, peaks in found.phases.items()
+        },
+        alive=tuple(grouped(trace.allocs[index] for index in alive)),
+        syncs=tuple(counted(syncs)),
+        out_of_memory=None if limited is None else ran_out(limited),
+        attention=attention or {},
+    )
+
+
+def phase_at(trace: Trace, at: int) -> str:
+    """The phase of event `at`."""
+    phase = "init"
+    for mark in trace.marks:
+        if mark.at > at:
+            break
+        phase = mark.phase
+    return phase
+
+
+def ran_out(found: Replay) -> OutOfMemory | None:
+    """Where a limited replay stopped."""
+    if found.out_of_memory is None:
+        return None
+    at, error = found.out_of_memory
+    alloc = found.trace.allocs[found.trace.events[at]]
+    return OutOfMemory(
+        phase=phase_at(found.trace, at),
+        op=alloc.op,
+        module=alloc.module,
+        requested_bytes=error.requested_bytes,
+        allocated_bytes=error.allocated_bytes,
+        reserved_bytes=error.reserved_bytes,
+    )
+
+
+BLOCK_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def grouped(allocs: Iterator[Alloc]) -> list[LiveTensor]:
+    """Storages alike in everything but the number of their block, counted together, the largest first."""
+    counts: Counter[LiveTensor] = Counter()
+    for alloc in allocs:
+        counts[
+            LiveTensor(
+                num_bytes=alloc.num_bytes,
+                category=alloc.category,
+                module=BLOCK_NUMBER.sub("*", alloc.module),
+                op=alloc.op,
+                shape=alloc.shape,
+                dtype=alloc.dtype,
+            )
+        ] += 1
+    together = [dataclasses.replace(tensor, count=count) for tensor, count in counts.items()]
+    return sorted(together, key=lambda tensor: -tensor.total_bytes)
+
+
+def counted(syncs: Sequence[Sync]) -> list[SyncPoint]:
+    """Reads at the same place, counted together."""
+    counts = Counter(syncs)
+    return [
+        SyncPoint(where=sync.where, op=sync.op, phase=sync.phase, count=count, assumed=sync.assumed)
+        for sync, count in counts.items()
+    ]
