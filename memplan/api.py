@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.errors import MemplanError
-from memplan.record import Check, Estimate, Fit, ParityReport, RungResult
+from memplan.record import Check, Estimate, Fit, ParityReport, RungResult, TracedRun
 from memplan.spec import DeviceSpec, Ladder, RunSpec, StepSpec
 from memplan.spec.device import CPU, card
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REPORTS = Path("reports")
 """Where climbs without `--out` go, below the current folder."""
 DEFAULT_CARD = "h100-80g"
-"""The card that is assumed where none is named."""
+"""The card that is assumed where none is named, as in `memplan.ladder.points`."""
 
 
 def climb(
@@ -35,7 +35,8 @@ def climb(
     from memplan.ladder.folder import open_folder
     from memplan.ladder.points import assumed, find_device, points
 
-    found = points(ladder, find_device(ladder.device))
+    device, simulated = find_device(ladder.device, ladder.gpu)
+    found = points(ladder, device, simulated=simulated)
     runner.check(ladder, found)
     estimates = {point.run.run_id: estimated(point.run).peak_allocated_bytes for point in found}
     folder = open_folder(out, ladder.name, resume=resume, reports=REPORTS)
@@ -69,6 +70,27 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         fits=answer.peak_allocated_bytes <= limit_bytes,
         max_batch=largest,
         max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes),
+    )
+
+
+def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit]:
+    """What the trace says about the one rung of `question` on `device`, and whether it fits under the gate, or else
+    into the card."""
+    from memplan.ladder.points import points
+
+    found = points(question, device)
+    if len(found) > 1:
+        raise MemplanError("trace answers for one rung at a time.", "Type memplan ladder for several.")
+    from memplan.backends.simulated import simulate
+
+    run = found[0].run
+    answer = simulate(run)
+    limit_bytes = question.gate_bytes if question.gate_bytes is not None else device.capacity_bytes
+    fits = None
+    if limit_bytes is not None:
+        fits = answer.out_of_memory is None if question.gate_bytes is None else answer.needed_bytes <= limit_bytes
+    return answer, Fit(
+        gate_bytes=question.gate_bytes, limit_bytes=limit_bytes, fits=fits, max_batch=None, max_batch_unchunked=None
     )
 
 
@@ -110,7 +132,10 @@ def verify(variants: Ladder) -> Iterator[ParityReport]:
     from memplan.backends.environment import installed_version
     from memplan.ladder.points import find_device, points
 
-    found = points(variants, find_device(variants.device))
+    device, simulated = find_device(variants.device)
+    if simulated:
+        raise MemplanError("verify compares real numbers, which a simulated card has not.", "Type --device cpu.")
+    found = points(variants, device)
     if installed_version("torch") is None:
         raise MemplanError("torch is not installed.", "Type: pip install torch")
     import torch

@@ -18,7 +18,7 @@ DEFAULT_MODEL = "molmo2-4b"
 
 app = typer.Typer(
     name="memplan",
-    help="What fits on the card: estimate and measure the memory of a training step.",
+    help="What fits on the card: estimate, trace and measure the memory of a training step.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -53,7 +53,10 @@ def ladder(
     attention: Attention = None,
     norm: Norm = None,
     clip: Clip = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cuda, cpu.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cuda, cpu, simulated.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Card of a simulated climb, h100-80g when none is named.")
+    ] = None,
     gate: Gate = None,
     gate_on: Annotated[str | None, typer.Option("--gate-on", help="allocated, reserved.")] = None,
     warmup: Annotated[int | None, typer.Option("--warmup", help="Steps before the measured one.")] = None,
@@ -71,8 +74,8 @@ def ladder(
 
     check_form(output)
     given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
-                   attention=attention, norm=norm, clip=clip, device=device, gate=gate, gate_on=gate_on, warmup=warmup,
-                   steps=steps, timeout_s=timeout)  # fmt: skip
+                   attention=attention, norm=norm, clip=clip, device=device, gpu=gpu, gate=gate, gate_on=gate_on,
+                   warmup=warmup, steps=steps, timeout_s=timeout)  # fmt: skip
     question = _ladder(rungs, given)
     progress = Progress()
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -116,27 +119,75 @@ def estimate(
     gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, to estimate for the host.")] = None,
     gate: Gate = None,
+    method: Annotated[str, typer.Option("--method", help="formulas, or trace.")] = "formulas",
     output: Output = "table",
 ) -> None:
     """Say by formulas what a step needs: static memory, what a sample adds, the peak of each phase, what fits."""
+    if method not in ("formulas", "trace"):
+        raise MemplanError(f"Unknown method {method!r}.", "Type --method formulas or --method trace.")
+    if method == "trace":
+        trace(model, rung, batch, chunks, seq, images, ckpt, loss, precision, optimizer, attention, norm, clip, gpu,
+              device, gate, None, output)  # fmt: skip
+        return
     from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table
     from memplan.report.render import check_form, render
 
     check_form(output)
-    if rung is not None and (batch is not None or chunks is not None):
-        raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
-    rung = rung if rung is not None else f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
     given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
                    attention=attention, norm=norm, clip=clip, gate=gate)  # fmt: skip
-    question = Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung}, name="estimate", origin="options")
+    question = _one_rung(rung, batch, chunks, given, name="estimate")
     answer, fit = api.estimate(question, api.estimated_device(device, gpu))
-    _say(assumptions(answer, given.keys() | _given(gpu=gpu).keys()))
+    _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
     if output == "table":
         print(estimate_page(answer, fit))
     elif output in ("json", "jsonl"):
         _print_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)
     else:
         print(render(phase_table(answer), output))
+
+
+@app.command()
+def trace(
+    model: Model = None,
+    rung: Annotated[str | None, typer.Option("--rung", help="A rung like B12c6@full.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Samples a step, instead of --rung.")] = None,
+    chunks: Annotated[int | None, typer.Option("--chunks", help="Backward passes a step.")] = None,
+    seq: Seq = None,
+    images: Images = None,
+    ckpt: Ckpt = None,
+    loss: Loss = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    attention: Attention = None,
+    norm: Norm = None,
+    clip: Clip = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, to trace under the host's rules.")] = None,
+    gate: Gate = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Picture of the step, .png or .svg.")] = None,
+    output: Output = "table",
+) -> None:
+    """Run the real step on fake tensors under a card's rules: the peak, where it is, and who is alive there."""
+    from memplan.report.estimate_page import assumptions
+    from memplan.report.render import check_form, render
+    from memplan.report.timeline_plot import timeline_plot
+    from memplan.report.trace_page import trace_json, trace_page, trace_phase_table
+
+    check_form(output)
+    given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
+                   attention=attention, norm=norm, clip=clip, gate=gate)  # fmt: skip
+    question = _one_rung(rung, batch, chunks, given, name="trace")
+    answer, fit = api.trace(question, api.estimated_device(device, gpu))
+    _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
+    if plot is not None:
+        name = "gate" if fit.gate_bytes is not None else answer.run.device.name
+        timeline_plot(answer, plot, gate_bytes=fit.limit_bytes, gate_name=name)
+    if output == "table":
+        print(trace_page(answer, fit))
+    elif output in ("json", "jsonl"):
+        _print_json([trace_json(answer, fit)], lines=output == "jsonl", single=True)
+    else:
+        print(render(trace_phase_table(answer), output))
 
 
 @app.command()
@@ -227,6 +278,14 @@ def _ladder(rungs: str, given: dict[str, Any]) -> Ladder:
     values = {"model": DEFAULT_MODEL} | given | {"rungs": rungs}
     device = values.get("device", "auto")
     return Ladder.from_dict(values, name=f"{values['model'].replace(',', '+')}_{device}", origin="options")
+
+
+def _one_rung(rung: str | None, batch: int | None, chunks: int | None, given: dict[str, Any], *, name: str) -> Ladder:
+    """The ladder of one rung that `--rung` or `--batch` and `--chunks` name."""
+    if rung is not None and (batch is not None or chunks is not None):
+        raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
+    rung = rung if rung is not None else f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
+    return Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung}, name=name, origin="options")
 
 
 def _given(**options: Any) -> dict[str, Any]:

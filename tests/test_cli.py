@@ -18,10 +18,12 @@ from memplan.record import append_row, read_rows
 
 STEP = {"--seq", "--images", "--ckpt", "--loss", "--precision", "--optimizer", "--attention", "--norm"}
 OUT = {"-o", "--output"}
-CLIMB = {"--clip", "--device", "--gate", "--gate-on", "--warmup", "--steps", "--timeout", "--out", "--resume"}
+CLIMB = {"--clip", "--device", "--gpu", "--gate", "--gate-on", "--warmup", "--steps", "--timeout", "--out", "--resume"}
+ASKED = {"--model", "--rung", "--batch", "--chunks", "--clip", "--gpu", "--device", "--gate"}
 SURFACE = {
     "ladder": {"RUNGS", "--model"} | STEP | CLIMB | OUT,
-    "estimate": {"--model", "--rung", "--batch", "--chunks", "--clip", "--gpu", "--device", "--gate"} | STEP | OUT,
+    "estimate": ASKED | {"--method"} | STEP | OUT,
+    "trace": ASKED | {"--plot"} | STEP | OUT,
     "models": OUT,
     "doctor": OUT,
     "verify": {"RUNGS", "--model", "--device"} | STEP | OUT,
@@ -73,7 +75,12 @@ def test_the_surface_is_frozen() -> None:
         (["estimate", "--model", "tiny", "-o", "xml"], "Unknown output 'xml'"),
         (["estimate", "--model", "tiny", "--seq", "many"], "--seq"),
         (["estimate", "--modle", "tiny"], "--modle"),
-        (["ladder", "B4c2"], "Type --device cpu"),
+        (["ladder", "B4c2", "--device", "cuda"], "Type --device simulated to trace the step, or --device cpu"),
+        (["ladder", "B4c2", "--device", "cpu", "--gpu", "h200"], "--gpu h200 imagines a card"),
+        (["ladder", "B4c2", "--gpu", "h300"], "Unknown card 'h300'. Did you mean h200"),
+        (["trace", "--model", "tiny", "--gpu", "h300"], "Unknown card 'h300'. Did you mean h200"),
+        (["trace", "--model", "tiny", "--ckpt", "none,full"], "one rung at a time"),
+        (["estimate", "--model", "tiny", "--method", "guess"], "Type --method formulas or --method trace"),
         (["ladder", "B4c2", "--model", "tinny", "--device", "cpu"], "Did you mean tiny"),
         (["ladder", "B4c0", "--model", "tiny", "--device", "cpu"], "c must be 1 or more, at character 4"),
         (["ladder", "nowhere.toml"], "no ladder file nowhere.toml"),

@@ -4,40 +4,27 @@ Of equal blocks only a few are traced; the others' stories follow from theirs, o
 """
 
 import dataclasses
+import re
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 
-from memplan.record.trace import TraceReport
+from memplan.models.factory import build_model
+from memplan.record.trace import TracedRun, TraceReport
 from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
 from memplan.step.builder import build_step
-from memplan.trace.events import Trace, settle
+from memplan.trace.events import Sync, Trace, settle
 from memplan.trace.growth import MIN_UNITS, Stack, grow
-from memplan.trace.replay import replay, report
+from memplan.trace.replay import Replay, replay, report, timeline
 from memplan.trace.tracing import Tracing, new_memory
 
 BLOCKS = "decoder.blocks"
 """Path of the decoder's blocks in the models of `memplan.models`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """Two steps on an imagined card: the first, in which the optimizer makes its state, and one like all later ones."""
-
-    first_step: TraceReport
-    """The first step."""
-    steady: TraceReport
-    """Every later step."""
-    trace: Trace
-    """The story of both."""
-    start: int
-    """First event of the steady step."""
-    grown: bool
-    """Whether equal blocks were told from a few."""
-
-
-def simulate(run: RunSpec, *, grow_blocks: bool = True) -> Simulation:
+def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
     """What `run` needs on its device, without it; with `grow_blocks` False every block is traced."""
     few = fewer_blocks(run) if grow_blocks else run
     story = trace_steps(few)
@@ -50,13 +37,19 @@ def simulate(run: RunSpec, *, grow_blocks: bool = True) -> Simulation:
         trace = longer
     settle(trace)
     start = trace.marks[story.num_marks].at
-    attention = {name: count * run.model.decoder.num_layers // few.model.decoder.num_layers
-                 for name, count in story.attention.items()} if grown else story.attention  # fmt: skip
-    first, steady = (
-        _report(trace, run.device, start=at, sync_start=syncs, sync_end=end, attention=attention)
-        for at, syncs, end in ((trace.marks[0].at, 0, story.num_syncs), (start, story.num_syncs, None))
+    attention = attention_calls(trace, start)
+    first, steady = (replay(trace, new_memory(run.device), start=at) for at in (trace.marks[0].at, start))
+    with torch.device("meta"):
+        model = build_model(run.model, attention=run.step.attention, norm=run.step.norm)
+    return TracedRun(
+        run=run,
+        params_total=sum(parameter.numel() for parameter in model.parameters()),
+        params_trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        first_step=_report(first, run.device, trace.syncs[: story.num_syncs], attention),
+        steady=_report(steady, run.device, trace.syncs[story.num_syncs :], attention),
+        timeline=timeline(steady),
+        grown=grown,
     )
-    return Simulation(first_step=first, steady=steady, trace=trace, start=start, grown=grown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +62,6 @@ class Story:
     """Marks before the second step."""
     num_syncs: int
     """Syncs before the second step."""
-    attention: dict[str, int]
-    """Attention kernels chosen in the second step, with the number of calls."""
 
 
 def trace_steps(run: RunSpec) -> Story:
@@ -80,10 +71,27 @@ def trace_steps(run: RunSpec) -> Story:
         step = build_step(run, torch.device("cpu"))
         tracing.recorder.claim_model(step.model)
         step(tracing.mark)
-        marks, syncs, before = len(tracing.trace.marks), len(tracing.trace.syncs), tracing.attention
+        marks, syncs = len(tracing.trace.marks), len(tracing.trace.syncs)
         step(tracing.mark)
-    after = {name: count - before.get(name, 0) for name, count in tracing.attention.items()}
-    return Story(trace=tracing.trace, num_marks=marks, num_syncs=syncs, attention=after)
+    return Story(trace=tracing.trace, num_marks=marks, num_syncs=syncs)
+
+
+ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention(?!.*backward)")
+"""Ops of the attention kernels; the math path is known by its softmax."""
+
+
+def attention_calls(trace: Trace, start: int) -> dict[str, int]:
+    """Attention kernels met from event `start` on, with the number of calls, recomputed ones included."""
+    calls: Counter[str] = Counter()
+    for event in trace.events[start:]:
+        alloc = trace.allocs[event] if event >= 0 else None
+        if alloc is None or len(alloc.shape) != 4 or alloc.shape[-1] == 1:
+            continue
+        if match := ATTENTION.match(alloc.op):
+            calls[match[1]] += 1
+        elif alloc.op.startswith("aten._safe_softmax"):
+            calls["math"] += 1
+    return dict(calls)
 
 
 def fewer_blocks(run: RunSpec) -> RunSpec:
@@ -107,11 +115,9 @@ def stack_of(few: RunSpec, run: RunSpec) -> Stack:
     )
 
 
-def _report(
-    trace: Trace, device: DeviceSpec, *, start: int, sync_start: int, sync_end: int | None, attention: dict[str, int]
-) -> TraceReport:
-    found = replay(trace, new_memory(device), start=start)
+def _report(found: Replay, device: DeviceSpec, syncs: list[Sync], attention: dict[str, int]) -> TraceReport:
+    """The answer sheet of a replay, with where the device's capacity ends."""
     limited = None
     if device.capacity_bytes is not None and found.peaks.reserved_bytes > device.capacity_bytes:
-        limited = replay(trace, new_memory(device, limited=True), start=start)
-    return report(found, limited=limited, syncs=trace.syncs[sync_start:sync_end], attention=attention)
+        limited = replay(found.trace, new_memory(device, limited=True), start=found.start)
+    return report(found, limited=limited, syncs=syncs, attention=attention)

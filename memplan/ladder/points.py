@@ -11,8 +11,11 @@ from memplan.backends.environment import gpu
 from memplan.errors import MemplanError
 from memplan.models.registry import model_spec
 from memplan.spec import DeviceSpec, Ladder, ModelSpec, Rung, RunSpec, StepSpec
-from memplan.spec.device import CPU
+from memplan.spec.device import CPU, card
 from memplan.units import format_exact_bytes
+
+DEFAULT_CARD = "h100-80g"
+"""The card that is assumed where none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +28,18 @@ class Point:
     """The whole question."""
     command: str
     """What to type to climb this rung alone."""
+    simulated: bool = False
+    """Whether the device is imagined: the rung is traced, not run."""
 
 
-def points(ladder: Ladder, device: DeviceSpec) -> tuple[Point, ...]:
+def points(ladder: Ladder, device: DeviceSpec, *, simulated: bool = False) -> tuple[Point, ...]:
     """Every point of `ladder` on `device`, checked; MemplanError for the first that cannot be."""
     found = []
     for name, loss, precision, ckpt, rung in ladder.points():
         model = model_spec(name)
         run = RunSpec(model=model, step=_step(ladder, model, loss, precision, ckpt, rung), device=device)
-        found.append(Point(rung=rung, run=run, command=_command(ladder, rung, run)))
+        command = _command(ladder, rung, run, simulated=simulated)
+        found.append(Point(rung=rung, run=run, command=command, simulated=simulated))
     return tuple(found)
 
 
@@ -51,23 +57,37 @@ def assumed(ladder: Ladder, found: Sequence[Point]) -> list[str]:
             if ladder.precision == (None,):
                 filled.add(run.step.precision)
         text = f"; assumed for {name}: {', '.join(sorted(filled))}" if filled else ""
-        line = f"on {runs[0][1].device.name}{text}"
+        device = runs[0][1].device.name
+        where = f"simulated {device}: traced on fake tensors, nothing is measured" if found[0].simulated else device
+        line = f"on {where}{text}"
         if line not in lines:
             lines.append(line)
     return lines
 
 
-def find_device(name: str) -> DeviceSpec:
-    """The device that `auto`, `cuda` or `cpu` means on this machine; MemplanError when it has no GPU to offer."""
+def find_device(name: str, card_name: str | None = None) -> tuple[DeviceSpec, bool]:
+    """The device that `auto`, `cuda`, `cpu` or `simulated` means on this machine, and whether it is imagined.
+
+    `auto` is CUDA where there is a GPU, and else the simulated card `card_name`. MemplanError for `cuda` without a GPU,
+    and for a card's name beside a device that is there.
+    """
+    if name in ("cpu", "cuda") and card_name is not None:
+        raise MemplanError(
+            f"--gpu {card_name} imagines a card, but --device {name} runs on what is here.", "Type --device simulated."
+        )
     if name == "cpu":
-        return CPU
-    facts = gpu()
-    if facts is None:
-        raise MemplanError("No NVIDIA GPU was found on this machine.", "Type --device cpu to climb on its processor.")
-    slug = "-".join(str(facts["gpu"]).lower().split())
-    return DeviceSpec(
-        name=slug, rules="cuda", capacity_bytes=facts.get("gpu_memory_bytes"), source="NVML on this machine"
-    )
+        return CPU, False
+    facts = None if name == "simulated" or card_name is not None else gpu()
+    if facts is not None:
+        slug = "-".join(str(facts["gpu"]).lower().split())
+        capacity = facts.get("gpu_memory_bytes")
+        return DeviceSpec(name=slug, rules="cuda", capacity_bytes=capacity, source="NVML on this machine"), False
+    if name == "cuda":
+        raise MemplanError(
+            "No NVIDIA GPU was found on this machine.",
+            "Type --device simulated to trace the step, or --device cpu to climb on the processor.",
+        )
+    return card(card_name or DEFAULT_CARD), True
 
 
 def _step(ladder: Ladder, model: ModelSpec, loss: str, precision: str | None, ckpt: str, rung: Rung) -> StepSpec:
@@ -89,7 +109,7 @@ def _step(ladder: Ladder, model: ModelSpec, loss: str, precision: str | None, ck
     )
 
 
-def _command(ladder: Ladder, rung: Rung, run: RunSpec) -> str:
+def _command(ladder: Ladder, rung: Rung, run: RunSpec, *, simulated: bool) -> str:
     step = run.step
     options: dict[str, object] = {
         "model": run.model.name,
@@ -101,7 +121,8 @@ def _command(ladder: Ladder, rung: Rung, run: RunSpec) -> str:
         "attention": step.attention,
         "norm": step.norm,
         "clip": step.clip,
-        "device": run.device.rules,
+        "device": "simulated" if simulated else run.device.rules,
+        "gpu": run.device.name if simulated else None,
         "gate": None if ladder.gate_bytes is None else format_exact_bytes(ladder.gate_bytes),
         "gate-on": ladder.gate_on,
         "warmup": ladder.warmup,

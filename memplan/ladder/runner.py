@@ -135,7 +135,7 @@ def _measure(
     common: dict[str, Any] = {
         "rung": str(point.rung),
         "run_id": point.run.run_id,
-        "source": "measured",
+        "source": "simulated" if point.simulated else "measured",
         "model": point.run.model.name,
         "step": asdict(point.run.step),
         "estimated_bytes": estimated_bytes,
@@ -145,7 +145,7 @@ def _measure(
     if room_bytes is not None and estimated_bytes > room_bytes:
         error = f"not started: {format_bytes(estimated_bytes)} estimated, {format_bytes(room_bytes)} available here"
         return RungResult(**common, status="oom", error=error, environment=here)
-    job = {"run": point.run.to_dict(), "warmup": ladder.warmup, "steps": ladder.steps}
+    job = {"run": point.run.to_dict(), "simulated": point.simulated, "warmup": ladder.warmup, "steps": ladder.steps}
     log = folder / f"{point.rung}.{point.run.run_id}.log".replace(":", "-")
 
     num_timed = itertools.count(1)

@@ -37,6 +37,9 @@ def main(arguments: list[str]) -> int:
         backend: Backend | None = None
         try:
             run = RunSpec.from_dict(job["run"])
+            if job.get("simulated"):
+                events.write("end", **imagine(run, events))
+                return 0
             backend = open_backend(run)
             from memplan.step.builder import build_step
 
@@ -88,6 +91,35 @@ class Events:
     def where(self) -> str:
         """Where the work stands, to be added to an error."""
         return f" [in {self._phase}{self._lost}]"
+
+
+def imagine(run: RunSpec, events: Events) -> dict[str, Any]:
+    """Traces the step on its imagined card and writes its windows; the status and error that end the rung.
+
+    A step that the card has no room for is `oom`, and its windows say what it would have needed.
+    """
+    events.begin("trace")
+    from memplan.backends.simulated import simulate
+
+    traced = simulate(run)
+    for name, report in (("first_step", traced.first_step), ("measured", traced.steady)):
+        peak = {
+            "allocated_bytes": report.peak_allocated_bytes,
+            "active_bytes": report.peak_active_bytes,
+            "reserved_bytes": report.peak_reserved_bytes,
+        }
+        phases = {phase: totals.allocated_bytes for phase, totals in report.phases.items()}
+        events.write("window", name=name, peak=peak, phase_peaks=phases)
+    events.write("environment", device=run.device.name, witness="trace")
+    lacking = traced.out_of_memory
+    if lacking is None:
+        return {"status": "ok", "error": None}
+    error = (
+        f"needs {format_bytes(traced.needed_bytes)} allocated; {run.device.name} runs out in {lacking.phase}, when"
+        f" {lacking.op}{f' of {lacking.module}' if lacking.module else ''} asks for"
+        f" {format_bytes(lacking.requested_bytes)} with {format_bytes(lacking.allocated_bytes)} allocated"
+    )
+    return {"status": "oom", "error": error}
 
 
 def measure(backend: Backend, build: Callable[[], Step], *, warmup: int, steps: int, events: Events) -> None:

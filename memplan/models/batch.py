@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memplan.errors import MemplanError
 from memplan.spec.model import ModelSpec
 from memplan.spec.run import RunSpec
 
@@ -58,11 +57,6 @@ def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int) -> Batc
     generator = torch.Generator(device="cpu").manual_seed(seed)
     drawn = torch.randint(spec.vocab, (batch, seq + 1), generator=generator, device="cpu")
     num_tokens = run.model.image_tokens(run.step.images)
-    if num_tokens >= seq:
-        raise MemplanError(
-            f"{run.step.images} crops make {num_tokens} image tokens, more than a sequence of {seq} has room for.",
-            f"Type --seq {num_tokens + 1} or more, or fewer --images.",
-        )
     if num_tokens == 0:
         return Batch(tokens=drawn[:, :-1].contiguous().to(device), labels=drawn[:, 1:].contiguous().to(device))
     vision = run.model.vision

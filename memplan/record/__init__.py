@@ -4,6 +4,7 @@ from memplan.record.fit import Check, Fit
 from memplan.record.memory import CATEGORIES, PHASES, Estimate, MemoryBreakdown, PhasePeak
 from memplan.record.outcome import ParityReport, RungResult, TensorDifference, WindowPeak
 from memplan.record.store import append_row, read_rows
+from memplan.record.trace import LiveTensor, OutOfMemory, PhaseTotals, SyncPoint, Timeline, TracedRun, TraceReport
 
 __all__ = [
     "CATEGORIES",
@@ -11,11 +12,18 @@ __all__ = [
     "Check",
     "Estimate",
     "Fit",
+    "LiveTensor",
     "MemoryBreakdown",
+    "OutOfMemory",
     "ParityReport",
     "PhasePeak",
+    "PhaseTotals",
     "RungResult",
+    "SyncPoint",
     "TensorDifference",
+    "Timeline",
+    "TraceReport",
+    "TracedRun",
     "WindowPeak",
     "append_row",
     "read_rows",

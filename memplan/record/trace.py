@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.record.memory import SCHEMA_VERSION, MemoryBreakdown
+from memplan.spec.run import RunSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,16 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Allocated bytes over the story of a step, by category, thinned out for a picture. Time is counted in events."""
+
+    bytes_by_category: dict[str, tuple[int, ...]]
+    """For each category a value a point; the peak of the stretch that the point stands for is one of its moments."""
+    phases: tuple[tuple[int, str], ...]
+    """Point at which each phase begins, and its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReport:
     """The trace's answer sheet. Peaks are those of a card without limit; `out_of_memory` says where a real one ends."""
 
@@ -98,6 +109,8 @@ class TraceReport:
     """Bytes alive at the allocated peak; their sum is the peak."""
     phases: dict[str, PhaseTotals]
     """Peaks by phase, in the order of a step."""
+    static_bytes: int
+    """Allocated bytes at the start: what stays between two steps."""
     alive: tuple[LiveTensor, ...]
     """What is alive at the allocated peak, the largest first."""
     syncs: tuple[SyncPoint, ...] = ()
@@ -130,4 +143,47 @@ class TraceReport:
             "syncs": [dataclasses.asdict(sync) for sync in self.syncs],
             "out_of_memory": None if self.out_of_memory is None else dataclasses.asdict(self.out_of_memory),
             "attention": self.attention,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRun:
+    """What the trace says about a run: its first step, in which the optimizer makes its state, and later ones."""
+
+    run: RunSpec
+    """The question."""
+    params_total: int
+    """Parameters, tied ones once."""
+    params_trainable: int
+    """Parameters that train."""
+    first_step: TraceReport
+    """The first step."""
+    steady: TraceReport
+    """Every later step."""
+    timeline: Timeline
+    """A later step, moment by moment."""
+    grown: bool
+    """Whether the stories of equal blocks were told from a few of them."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Largest allocated bytes over both."""
+        return max(self.first_step.peak_allocated_bytes, self.steady.peak_allocated_bytes)
+
+    @property
+    def out_of_memory(self) -> OutOfMemory | None:
+        """Where the card's capacity is exceeded first, or None."""
+        return self.first_step.out_of_memory or self.steady.out_of_memory
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form that scripts may rely on: an estimate's keys and the trace's own."""
+        return self.steady.to_dict() | {
+            "model": self.run.model.name,
+            "run_id": self.run.run_id,
+            "params": {"total": self.params_total, "trainable": self.params_trainable},
+            "step": dataclasses.asdict(self.run.step),
+            "device": self.run.device.name,
+            "static_bytes": self.steady.static_bytes,
+            "first_step": {"allocated_bytes": self.first_step.peak_allocated_bytes},
+            "grown": self.grown,
         }

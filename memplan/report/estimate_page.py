@@ -5,6 +5,7 @@ from typing import Any
 from memplan.record import CATEGORIES, Estimate, Fit
 from memplan.report.render import render
 from memplan.report.table import Column, Table
+from memplan.spec import RunSpec
 from memplan.units import format_bytes
 
 
@@ -34,9 +35,9 @@ def estimate_page(estimate: Estimate, fit: Fit) -> str:
     )
 
 
-def assumptions(estimate: Estimate, given: set[str]) -> list[str]:
+def assumptions(run: RunSpec, given: set[str]) -> list[str]:
     """A line that says what nobody asked for and was filled in from the model; none when everything was given."""
-    step, run = estimate.run.step, estimate.run
+    step = run.step
     filled = {
         "model": run.model.name,
         "seq": f"seq {step.seq}",

@@ -42,7 +42,9 @@ class Ladder:
     clip: float | None = None
     """As in `StepSpec`."""
     device: str = "auto"
-    """`auto`, `cuda` or `cpu`."""
+    """`auto` (CUDA where there is a GPU, else simulated), `cuda`, `cpu` or `simulated`."""
+    gpu: str | None = None
+    """Card that a simulated climb imagines."""
     gate_bytes: int | None = None
     """A rung passes when its peak stays at or under this; None: no gate."""
     gate_on: str = "allocated"
@@ -120,7 +122,7 @@ class Ladder:
         return Ladder(**values)
 
 
-DEVICES = ("auto", "cuda", "cpu")
+DEVICES = ("auto", "cuda", "cpu", "simulated")
 GATES = ("allocated", "reserved")
 
 

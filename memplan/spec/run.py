@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from memplan.errors import MemplanError
 from memplan.spec.device import DeviceSpec
 from memplan.spec.model import ConnectorSpec, DecoderSpec, ModelSpec, RopeScaling, VisionSpec
 from memplan.spec.step import StepSpec
@@ -21,6 +22,20 @@ class RunSpec:
     """How one step is made."""
     device: DeviceSpec
     """Where it runs."""
+
+    def __post_init__(self) -> None:
+        seq, images, decoder = self.step.seq, self.step.images, self.model.decoder
+        if decoder.positions == "learned" and seq > decoder.max_positions:
+            raise MemplanError(
+                f"{self.model.name} has {decoder.max_positions} learned positions, fewer than a sequence of {seq}.",
+                f"Type --seq {decoder.max_positions} or less.",
+            )
+        num_tokens = self.model.image_tokens(images)
+        if images and num_tokens >= seq:
+            raise MemplanError(
+                f"{images} crops make {num_tokens} image tokens, more than a sequence of {seq} has room for.",
+                f"Type --seq {num_tokens + 1} or more, or fewer --images.",
+            )
 
     @property
     def run_id(self) -> str:

@@ -63,7 +63,7 @@ class Rung:
                 try:
                     parse_counted("ckpt", ckpt, CKPT_FORMS)
                 except MemplanError as error:
-                    raise _pointed(text, position + 1, f"{error}") from None
+                    raise _pointed(text, position + 1, str(error).rstrip(".")) from None
             else:
                 letter = part["letter"]
                 if letter in values:

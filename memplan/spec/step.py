@@ -70,7 +70,7 @@ class StepSpec:
             raise MemplanError(
                 f"world is {self.world}, but one device is all that can be planned.", "Leave --world out."
             )
-        if self.clip is not None and self.clip <= 0:
+        if self.clip is not None and not self.clip > 0:
             raise MemplanError(f"clip is {self.clip}; a gradient norm is above zero.", "Type --clip 1.0.")
         parse_counted("ckpt", self.ckpt, CKPT_FORMS)
         parse_counted("loss", self.loss, LOSS_FORMS)

@@ -7,8 +7,6 @@ replay needs; everything that explains an allocation stands once, in its `Alloc`
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-CATEGORIES = ("params", "buffers", "grads", "optimizer", "activations", "logits", "temps", "comm", "other")
-
 
 class Frame(NamedTuple):
     """A line of the Python stack."""
@@ -35,7 +33,7 @@ class Alloc:
     dtype: str
     """Dtype of that tensor, without `torch.`."""
     category: str = "temps"
-    """One of `CATEGORIES`."""
+    """One of `record.CATEGORIES`."""
     died: str = ""
     """Phase in which it ended; empty while it lives."""
     frames: tuple[Frame, ...] = ()
@@ -97,3 +95,19 @@ def settle(trace: Trace) -> None:
             alloc.category = "optimizer"
         elif alloc.phase == "init" and not alloc.died:
             alloc.category = "other"
+
+
+def order_frees(trace: Trace) -> None:
+    """Puts frees between two ops into the order in which their storages were made.
+
+    Nothing is allocated between them, so no peak changes; caches that are cleared at once (autocast's) free in the
+    order of a hash table, which no two runs share.
+    """
+    stops = {mark.at for mark in trace.marks}
+    events, at = trace.events, 0
+    while at < len(events):
+        end = at
+        while end < len(events) and events[end] < 0 and (end == at or end not in stops):
+            end += 1
+        events[at:end] = sorted(events[at:end], reverse=True)
+        at = max(end, at + 1)

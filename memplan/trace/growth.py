@@ -136,9 +136,14 @@ def birth_places(trace: Trace, runs: list[Run]) -> dict[int, Birth]:
     for run in runs:
         if run.sweep is None or run.unit is None:
             continue
-        made = (event for event in trace.events[run.start : run.end] if event >= 0)
+        made = (event for event in trace.events[run.start : run.end] if event >= 0 and not is_once(trace.allocs[event]))
         births.update((event, (run.sweep, run.unit, number)) for number, event in enumerate(made))
     return births
+
+
+def is_once(alloc: Alloc) -> bool:
+    """Whether an allocation is made once and for good by whichever op comes first, such as a workspace."""
+    return alloc.op.startswith("hidden:") and not alloc.died
 
 
 def story(trace: Trace, run: Run, births: dict[int, Birth], stack: Stack) -> list[object]:
@@ -211,7 +216,7 @@ class Builder:
             if event >= 0:
                 index = len(new.allocs)
                 new.allocs.append(self._moved_alloc(self._old.allocs[event], shift))
-                if run.sweep is not None and run.unit is not None:
+                if run.sweep is not None and run.unit is not None and not is_once(self._old.allocs[event]):
                     self._inside[run.sweep, run.unit + shift, number] = index
                     number += 1
                 else:

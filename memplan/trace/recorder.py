@@ -4,7 +4,6 @@ It works on fake tensors and on real CPU tensors alike. A storage is new when no
 in-place ops make no event; an in-place resize ends the storage's old size and begins the new one.
 """
 
-import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -16,18 +15,25 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memplan.errors import MemplanError
-from memplan.trace.events import Alloc, Frame, Mark, Sync, Trace
+from memplan.trace.events import Alloc, Mark, Sync, Trace, order_frees
+from memplan.trace.frames import caller, in_optimizer, stack, untraceable
 
 READS = {torch.ops.aten._local_scalar_dense.default: 1, torch.ops.aten.is_nonzero.default: True}
 """Ops that give a value to Python, and the value that a trace goes on with."""
 SILENT = {torch.ops.prim.device.default}
 """Ops that make no tensor; most dispatches on a fake tensor are one of them."""
+FROM_PYTHON = torch.ops.aten.lift_fresh.default
+"""What `torch.tensor(number)` ends with; optimizers make step counters so, `device="cpu"`, unless they are fused.
+Source: torch/optim/adam.py `_init_group`, torch 2.13."""
 RECOMPUTING = "recompute"
 IN_ORDER = ("forward", "loss")
 """Phases whose ops outside of modules belong to the model as a whole."""
 LEAF_SEQUENCE = (1 << 63) - 1
 """Nodes at or above this number accumulate gradients. Source: AccumulateGrad, torch/csrc/autograd, torch 2.13."""
+
+
+Hidden = Callable[[Any, Any, Any], Iterable[tuple[str, int, bool]]]
+"""Op, its arguments and its result -> name, bytes and whether they stay, for each thing that it takes inside itself."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -44,13 +50,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         *,
         frames: bool = False,
         logits_width: int | None = None,
-        hidden: "Hidden | None" = None,
+        hidden: Hidden | None = None,
         guess_phases: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch annotates neither of these
         self.trace = Trace()
         self.phase = "init"
         self.hidden = hidden
+        self.counters_on_host = False  # whether tensors that an optimizer makes from numbers are the host's
         self._guesses = guess_phases
         self._in_optimizer = False
         self._claimed: set[int] = set()
@@ -137,8 +144,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in READS:
             self._note_read(func, out)
         phase, place = self._here()
-        if self.hidden is not None:
-            self._note_hidden(self.hidden, func, args, out, phase, place or "")
         if isinstance(out, Tensor):
             self._see(out, func, phase, place, args[0] if args else None)
         elif isinstance(out, tuple | list):
@@ -151,6 +156,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._place = self._place_of(args[0] if args else None)
         if func._schema.is_mutable:
             self._see_mutated(func, phase, args)
+        if self.hidden is not None:
+            self._note_hidden(self.hidden, func, args, out, phase, self._place)
         return out
 
     def _guess_phase(self) -> None:
@@ -167,25 +174,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _step_begins(self, begins: bool) -> None:
         self._in_optimizer = begins
 
-    def _note_hidden(self, hidden: "Hidden", func: Any, args: Any, out: Any, phase: str, place: str) -> None:
+    def _note_hidden(self, hidden: Hidden, func: Any, args: Any, out: Any, phase: str, place: str) -> None:
         """Notes what the op takes inside itself: workspaces that stay, and temporaries that are gone when it ends."""
+        trace, passing = self.trace, []
         for name, num_bytes, stays in hidden(func, args, out):
-            index = len(self.trace.allocs)
-            self.trace.allocs.append(Alloc(num_bytes, f"hidden:{name}", phase, place, (), "uint8"))
-            self.trace.events.append(index)
-            self.trace.places.append(place)
+            index = len(trace.allocs)
+            alloc = Alloc(num_bytes, f"hidden:{name}", phase, "" if stays else place, (), "uint8")
+            trace.allocs.append(alloc)
+            trace.events.append(index)
+            trace.places.append(place)
             if stays:
-                self.trace.allocs[index].category = "other"
+                alloc.category = "other"
             else:
-                self.trace.allocs[index].died = phase
-                self.trace.events.append(~index)
-                self.trace.places.append(place)
+                alloc.died = phase
+                passing.append(index)
+        trace.events += [~index for index in passing]
+        trace.places += [place] * len(passing)
 
     def _see(self, tensor: Tensor, func: Any, phase: str, place: str | None, source: Any) -> None:
         """Notes the storage of `tensor` if it is new; an op outside of modules is where its `source` was made."""
         self._place = self._place_of(source) if place is None else place
         storage = tensor.untyped_storage()
         if self._index_of(storage) is None and storage.nbytes():
+            if self.counters_on_host and func is FROM_PYTHON and phase == "optimizer" and in_optimizer():
+                return
             self._add(storage, tensor, str(func), phase, self._place)
 
     def _place_of(self, source: Any) -> str:
@@ -244,6 +256,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value
 
     def _note_read(self, func: Any, value: Any) -> None:
+        if self.phase == "optimizer" and in_optimizer():
+            return  # step counters, which CUDA's optimizers keep on the host
         self.trace.syncs.append(Sync(op=str(func), phase=self.phase, where=caller(), assumed=repr(value)))
 
     def _here(self) -> tuple[str, str | None]:
@@ -252,7 +266,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._modules:
             phase = RECOMPUTING if self.phase == "backward" else self.phase
             return phase, self._modules[-1]
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()  # None outside of backward
         if node is None:
             return self.phase, "" if self.phase in IN_ORDER else None
         number = node._sequence_nr()
@@ -277,59 +291,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._starts.append(torch._C._autograd._get_sequence_nr())
         self._paths.append(self._modules[-1] if self._modules else "")
-
-
-def order_frees(trace: Trace) -> None:
-    """Puts frees between two ops into the order in which their storages were made.
-
-    Nothing is allocated between them, so no peak changes; caches that are cleared at once (autocast's) free in the
-    order of a hash table, which no two runs share.
-    """
-    stops = {mark.at for mark in trace.marks}
-    events, at = trace.events, 0
-    while at < len(events):
-        end = at
-        while end < len(events) and events[end] < 0 and (end == at or end not in stops):
-            end += 1
-        events[at:end] = sorted(events[at:end], reverse=True)
-        at = max(end, at + 1)
-
-
-def untraceable(func: Any) -> MemplanError:
-    """The sentence for an op whose result's shape depends on values."""
-    return MemplanError(
-        f"{caller()} calls {func}, whose result's shape depends on the values in its tensors, so the step cannot be"
-        " traced without running it.",
-        "Give it a fixed shape (a mask instead of a selection, a padded size), or measure with memplan ladder.",
-    )
-
-
-def stack(limit: int = 24) -> tuple[Frame, ...]:
-    """The Python stack of the code that called the op, innermost first, without torch's and the tracing's frames."""
-    frames: list[Frame] = []
-    frame: Any = sys._getframe(2)
-    while frame is not None and len(frames) < limit:
-        code = frame.f_code
-        if not is_inside(code.co_filename):
-            frames.append(Frame(code.co_filename, frame.f_lineno, code.co_qualname))
-        frame = frame.f_back
-    return tuple(frames)
-
-
-def caller() -> str:
-    """File and line of the innermost code outside of torch and of the tracing."""
-    found = stack(1)
-    return f"{found[0].filename}:{found[0].line}" if found else "the autograd engine"
-
-
-TORCH_FOLDER = torch.__file__.rsplit("/", 1)[0]
-TRACE_FOLDER = __file__.rsplit("/", 1)[0]
-
-
-def is_inside(filename: str) -> bool:
-    """Whether a file belongs to torch or to the tracing itself."""
-    return filename.startswith((TORCH_FOLDER, TRACE_FOLDER, "<"))
-
-
-Hidden = Callable[[Any, Any, Any], "Iterable[tuple[str, int, bool]]"]
-"""Op, its arguments and its result -> name, bytes and whether they stay, for each thing that it takes inside itself."""

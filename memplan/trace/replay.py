@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from memplan.record.memory import MemoryBreakdown
-from memplan.record.trace import LiveTensor, OutOfMemory, PhaseTotals, SyncPoint, TraceReport
+from memplan.record.memory import CATEGORIES, MemoryBreakdown
+from memplan.record.trace import LiveTensor, OutOfMemory, PhaseTotals, SyncPoint, Timeline, TraceReport
 from memplan.trace.allocator_blocks import OutOfMemory as AllocatorOutOfMemory
 from memplan.trace.events import Alloc, Sync, Trace
 
@@ -85,6 +85,8 @@ class Replay:
     """The story."""
     start: int
     """First event of the window."""
+    start_bytes: int = 0
+    """Allocated bytes before it."""
     peaks: Peaks = field(default_factory=Peaks)
     """Over the whole window."""
     phases: dict[str, Peaks] = field(default_factory=dict)
@@ -106,6 +108,8 @@ def replay(trace: Trace, memory: Memory, *, start: int = 0) -> Replay:
     mark = next(marks)
     phase = Peaks()
     for at, event in enumerate(trace.events):
+        if at == start:
+            found.start_bytes = memory.allocated_bytes
         while mark is not None and mark.at <= at:
             phase = found.phases.setdefault(mark.phase, Peaks()) if at >= start else Peaks()
             if at >= start:
@@ -169,11 +173,38 @@ def report(
             )
             for name, peaks in found.phases.items()
         },
+        static_bytes=found.start_bytes,
         alive=tuple(grouped(trace.allocs[index] for index in alive)),
         syncs=tuple(counted(syncs)),
         out_of_memory=None if limited is None else ran_out(limited),
         attention=attention or {},
     )
+
+
+def timeline(found: Replay, *, num_points: int = 1500) -> Timeline:
+    """Bytes by category over the window, one point for each stretch of events at its largest moment."""
+    trace, allocs = found.trace, found.trace.allocs
+    live = dict.fromkeys(CATEGORIES, 0)
+    series: dict[str, list[int]] = {name: [] for name in CATEGORIES}
+    stride = max(1, (len(trace.events) - found.start) // num_points)
+    highest, best, points = -1, dict(live), 0
+    phases: list[tuple[int, str]] = []
+    marks = {mark.at: mark.phase for mark in trace.marks}
+    for at, event in enumerate(trace.events):
+        if at in marks and at >= found.start and (not phases or phases[-1][1] != marks[at]):
+            phases.append((points, marks[at]))
+        index = max(event, ~event)
+        live[allocs[index].category] += found.block_bytes[index] if event >= 0 else -found.block_bytes[index]
+        if at < found.start:
+            continue
+        if (total := sum(live.values())) > highest:
+            highest, best = total, dict(live)
+        if (at - found.start) % stride == stride - 1:
+            for name, values in series.items():
+                values.append(best[name])
+            highest, points = -1, points + 1
+    kept = {name: tuple(values) for name, values in series.items() if any(values)}
+    return Timeline(bytes_by_category=kept, phases=tuple(phases))
 
 
 def phase_at(trace: Trace, at: int) -> str:

@@ -23,12 +23,12 @@ def snapshot(trace: Trace, memory: CachingAllocator) -> dict[str, Any]:
         if event >= 0:
             address = memory.malloc(alloc.num_bytes)
             addresses[event], owners[address] = address, alloc
-            actions = ("alloc",)
+            actions = ["alloc"]
         else:
             address = addresses.pop(~event)
             memory.free(address)
             owners.pop(address, None)
-            actions = ("free_requested", "free_completed")
+            actions = ["free_requested", "free_completed"]
         for action in actions:
             history.append(
                 {

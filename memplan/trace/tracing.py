@@ -45,6 +45,7 @@ class Tracing:
 
             kind = generation(self.device.name)
             self._recorder.hidden = Workspaces(kind)
+            self._recorder.counters_on_host = True
             self._log = self._stack.enter_context(cuda_sdpa(kind))
             self._stack.enter_context(cuda_autocast())
         self._stack.enter_context(self._recorder)

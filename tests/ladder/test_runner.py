@@ -13,7 +13,7 @@ from memplan.ladder.runner import Climb, Note, check, climb
 from memplan.launch.process import Outcome
 from memplan.record import read_rows
 from memplan.spec import Ladder
-from memplan.spec.device import CPU, DeviceSpec
+from memplan.spec.device import CPU, DeviceSpec, card
 from memplan.units import GIB, MIB
 
 
@@ -259,15 +259,25 @@ def test_the_whole_ladder_is_checked_before_the_first_rung() -> None:
     check(ladder, points(ladder, DeviceSpec(name="h100", rules="cuda")))
 
 
-def test_no_gpu_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_cuda_says_what_to_type_and_auto_imagines_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memplan.ladder.points.gpu", lambda: None)
-    for name in ("auto", "cuda"):
-        with pytest.raises(MemplanError, match="Type --device cpu"):
-            find_device(name)
-    assert find_device("cpu") is CPU
+    with pytest.raises(MemplanError, match="Type --device simulated .* --device cpu"):
+        find_device("cuda")
+    assert find_device("cpu") == (CPU, False)
+    assert find_device("auto") == (card("h100-80g"), True)
+    assert find_device("simulated", "rtx-4090") == (card("rtx-4090"), True)
+
+
+def test_a_card_by_name_is_imagined_not_run_on() -> None:
+    for name in ("cpu", "cuda"):
+        with pytest.raises(MemplanError, match="Type --device simulated"):
+            find_device(name, "h100-80g")
+    with pytest.raises(MemplanError, match="Did you mean h100-80g"):
+        find_device("simulated", "h100-80")
 
 
 def test_a_gpu_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memplan.ladder.points.gpu", lambda: {"gpu": "NVIDIA H100 80GB HBM3", "gpu_memory_bytes": 80})
-    device = find_device("auto")
+    device, simulated = find_device("auto")
+    assert not simulated
     assert (device.name, device.rules, device.capacity_bytes) == ("nvidia-h100-80gb-hbm3", "cuda", 80)

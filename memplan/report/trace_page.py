@@ -1,0 +1,120 @@
+"""What a trace says, for people: the peak and who is alive there, every phase, the places where the host waits."""
+
+from typing import Any
+
+from memplan.record import Fit, TracedRun
+from memplan.report.render import render
+from memplan.report.table import Column, Table
+from memplan.units import format_bytes
+
+MOST_ALIVE = 10
+"""Rows of the table of what is alive at the peak."""
+
+
+def trace_json(traced: TracedRun, fit: Fit) -> dict[str, Any]:
+    """The JSON form: the trace's own keys and what was held against them."""
+    return traced.to_dict() | {
+        "gate_bytes": fit.gate_bytes,
+        "limit_bytes": fit.limit_bytes,
+        "fits": fit.fits,
+        "max_batch": fit.max_batch,
+    }
+
+
+def trace_page(traced: TracedRun, fit: Fit) -> str:
+    """The page as plain text."""
+    report = traced.steady
+    shares = [f"{name} {format_bytes(size)}" for name, size in report.breakdown.to_dict().items() if size]
+    lines = [
+        _heading(traced),
+        "",
+        render(trace_phase_table(traced)),
+        "",
+        f"peak: {format_bytes(report.peak_allocated_bytes)} allocated in {report.phase}, at {report.op}"
+        + (f" of {report.module}" if report.module else ""),
+        f"of it {', '.join(shares)}",
+        "",
+        render(alive_table(traced)),
+        "",
+    ]
+    if report.attention:
+        lines.append("attention: " + ", ".join(f"{name} {count} times" for name, count in report.attention.items()))
+    for sync in report.syncs:
+        lines.append(f"sync: {sync.where} reads a value in {sync.phase} ({sync.op}), {sync.count} a step")
+    lines.append(f"the first step, which makes the optimizer's state, peaks at {_size(traced.first_step)}")
+    return "\n".join([*lines, *_conclusion(traced, fit)])
+
+
+def trace_phase_table(traced: TracedRun) -> Table:
+    """Peaks of every phase."""
+    columns = (
+        Column(key="phase", header="phase", align="left"),
+        Column(key="allocated_bytes", header="allocated", text=format_bytes),
+        Column(key="active_bytes", header="active", text=format_bytes),
+        Column(key="reserved_bytes", header="reserved", text=format_bytes),
+        Column(key="peaks", header="", align="left"),
+    )
+    rows = tuple(
+        (
+            name,
+            totals.allocated_bytes,
+            totals.active_bytes,
+            totals.reserved_bytes,
+            "<- peak" if name == traced.steady.phase else "",
+        )
+        for name, totals in traced.steady.phases.items()
+    )
+    return Table(columns=columns, rows=rows)
+
+
+def alive_table(traced: TracedRun) -> Table:
+    """The largest of what is alive at the peak; storages that differ in nothing but their block stand together."""
+    columns = (
+        Column(key="total_bytes", header="alive at the peak", text=format_bytes),
+        Column(key="count", header="count"),
+        Column(key="category", header="category", align="left"),
+        Column(key="module", header="module", align="left"),
+        Column(key="op", header="op", align="left"),
+        Column(key="shape", header="shape", align="left"),
+        Column(key="dtype", header="dtype", align="left"),
+    )
+    rows = tuple(
+        (
+            tensor.total_bytes,
+            tensor.count,
+            tensor.category,
+            tensor.module or "-",
+            tensor.op.removeprefix("aten."),
+            "x".join(map(str, tensor.shape)) or "-",
+            tensor.dtype,
+        )
+        for tensor in traced.steady.alive[:MOST_ALIVE]
+    )
+    return Table(columns=columns, rows=rows)
+
+
+def _heading(traced: TracedRun) -> str:
+    step, model = traced.run.step, traced.run.model
+    levers = [f"B{step.batch}c{step.chunks}@{step.ckpt}", f"seq {step.seq}"]
+    levers += [f"{step.images} images"] if step.images else []
+    levers += [f"loss {step.loss}", step.precision, step.optimizer, f"{step.attention} attention", f"{step.norm} norm"]
+    counts = f"{traced.params_total:,} parameters, {traced.params_trainable:,} train"
+    return f"{model.name} ({counts})\ntraced for {traced.run.device.name}: " + ", ".join(levers)
+
+
+def _size(report: Any) -> str:
+    return f"{format_bytes(report.peak_allocated_bytes)} allocated, {format_bytes(report.peak_reserved_bytes)} reserved"
+
+
+def _conclusion(traced: TracedRun, fit: Fit) -> list[str]:
+    device, lacking = traced.run.device, traced.out_of_memory
+    lines = []
+    if lacking is not None:
+        capacity, requested = format_bytes(device.capacity_bytes or 0), format_bytes(lacking.requested_bytes)
+        held = f"{format_bytes(lacking.allocated_bytes)} allocated, {format_bytes(lacking.reserved_bytes)} reserved"
+        where = f"in {lacking.phase}: {lacking.op} asks for {requested} with {held}"
+        lines.append(f"{device.name} ({capacity}) runs out of memory {where}")
+    if fit.limit_bytes is not None:
+        name = "the gate" if fit.gate_bytes is not None else device.name
+        lines.append(f"under {format_bytes(fit.limit_bytes)} ({name}): {'fits' if fit.fits else 'does not fit'}")
+    return lines
