@@ -42,12 +42,14 @@ class Tracing:
             from memplan.trace.cuda_rules.autocast import cuda_autocast
             from memplan.trace.cuda_rules.generation import generation
             from memplan.trace.cuda_rules.hidden import Workspaces
+            from memplan.trace.cuda_rules.ops import cuda_ops
 
             kind = generation(self.device.name)
             self._recorder.hidden = Workspaces(kind)
             self._recorder.counters_on_host = True
             self._log = self._stack.enter_context(cuda_sdpa(kind))
             self._stack.enter_context(cuda_autocast())
+            self._stack.enter_context(cuda_ops())
         self._stack.enter_context(self._recorder)
         return self
 
