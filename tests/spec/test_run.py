@@ -48,12 +48,31 @@ def test_the_identity_is_hex_and_follows_every_field() -> None:
         ({"optimizer": "adam"}, "Did you mean adamw"),
         ({"precision": "bf61"}, "Did you mean bf16"),
         ({"clip": 0.0}, "above zero"),
+        ({"clip": float("nan")}, "above zero"),
         ({"world": 2}, "one device"),
     ],
 )
 def test_a_step_that_cannot_be_says_why(step: dict[str, object], why: str) -> None:
     with pytest.raises(MemplanError, match=why):
         run_of(**step)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "why"),
+    [
+        ("tiny", {"images": 2}, "tiny has no vision tower. Leave --images out"),
+        ("tiny-molmo2", {"images": 2, "seq": 18}, "2 crops make 18 image tokens, .* Type --seq 19 or more"),
+        ("tiny-gpt2", {"seq": 257}, "256 learned positions, .* Type --seq 256 or less"),
+    ],
+)
+def test_a_step_that_the_model_cannot_make_says_why(name: str, step: dict[str, object], why: str) -> None:
+    with pytest.raises(MemplanError, match=why):
+        run_of(name, **step)
+
+
+def test_a_step_may_fill_the_models_sequence() -> None:
+    assert run_of("tiny-molmo2", images=2, seq=19).step.images == 2
+    assert run_of("tiny-gpt2", seq=256).step.seq == 256
 
 
 def test_derived_numbers() -> None:

@@ -65,6 +65,7 @@ def test_errors_point_at_the_character(text: str, position: int, why: str) -> No
     assert f"at character {position}" in str(caught.value)
     caret = next(line for line in str(caught.value).splitlines() if line.strip() == "^")
     assert caret.index("^") - 2 == position - 1
+    assert ".," not in str(caught.value)
 
 
 def test_a_batch_that_does_not_divide_names_its_neighbours() -> None:
