@@ -55,7 +55,9 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
 
     found = points(question, device)
     if len(found) > 1:
-        raise MemplanError("estimate answers for one rung at a time.", "Type memplan ladder for several.")
+        raise MemplanError(
+            "estimate answers for one rung at a time, of one model in one way.", "Type memplan ladder for several."
+        )
     run = found[0].run
     answer = estimated(run)
     limit_bytes = question.gate_bytes if question.gate_bytes is not None else device.capacity_bytes
@@ -80,7 +82,9 @@ def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit]:
 
     found = points(question, device)
     if len(found) > 1:
-        raise MemplanError("trace answers for one rung at a time.", "Type memplan ladder for several.")
+        raise MemplanError(
+            "trace answers for one rung at a time, of one model in one way.", "Type memplan ladder for several."
+        )
     from memplan.backends.simulated import simulate
 
     run = found[0].run

@@ -1,6 +1,7 @@
 """The command line: parse, call the api, hand the answer to the report. No arithmetic and no formatting here."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -75,7 +76,7 @@ def ladder(
     check_form(output)
     given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
                    attention=attention, norm=norm, clip=clip, device=device, gpu=gpu, gate=gate, gate_on=gate_on,
-                   warmup=warmup, steps=steps, timeout_s=timeout)  # fmt: skip
+                   warmup=warmup, steps=steps, timeout=timeout)  # fmt: skip
     question = _ladder(rungs, given)
     progress = Progress()
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -91,12 +92,12 @@ def ladder(
         progress.done()
         signal.signal(signal.SIGTERM, before)
     rows = climbed.rows
-    if rows:
-        write_page(rows, climbed.folder)
     if output in ("json", "jsonl"):
         _print_json([row.to_dict() for row in rows], lines=output == "jsonl")
     else:
-        print(render(ladder_table(rows, footer=provenance(rows)), output, rich=wants_rich()))
+        _print(render(ladder_table(rows, footer=provenance(rows)), output, rich=wants_rich()))
+    if rows:
+        write_page(rows, climbed.folder)
     _say([f"results: {climbed.folder}"])
     raise typer.Exit(climbed.exit_code)
 
@@ -139,11 +140,11 @@ def estimate(
     answer, fit = api.estimate(question, api.estimated_device(device, gpu))
     _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
     if output == "table":
-        print(estimate_page(answer, fit))
+        _print(estimate_page(answer, fit))
     elif output in ("json", "jsonl"):
         _print_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)
     else:
-        print(render(phase_table(answer), output))
+        _print(render(phase_table(answer), output))
 
 
 @app.command()
@@ -183,11 +184,11 @@ def trace(
         name = "gate" if fit.gate_bytes is not None else answer.run.device.name
         timeline_plot(answer, plot, gate_bytes=fit.limit_bytes, gate_name=name)
     if output == "table":
-        print(trace_page(answer, fit))
+        _print(trace_page(answer, fit))
     elif output in ("json", "jsonl"):
         _print_json([trace_json(answer, fit)], lines=output == "jsonl", single=True)
     else:
-        print(render(trace_phase_table(answer), output))
+        _print(render(trace_phase_table(answer), output))
 
 
 @app.command()
@@ -196,7 +197,7 @@ def models(output: Output = "table") -> None:
     from memplan.report.lists import models_table
     from memplan.report.render import render, wants_rich
 
-    print(render(models_table(api.models()), output, rich=wants_rich()))
+    _print(render(models_table(api.models()), output, rich=wants_rich()))
 
 
 @app.command()
@@ -205,7 +206,7 @@ def doctor(output: Output = "table") -> None:
     from memplan.report.lists import doctor_table
     from memplan.report.render import render, wants_rich
 
-    print(render(doctor_table(api.doctor()), output, rich=wants_rich()))
+    _print(render(doctor_table(api.doctor()), output, rich=wants_rich()))
 
 
 @app.command()
@@ -235,7 +236,7 @@ def verify(
     assumed = {"model": "tiny", "device": "cpu", "loss": "full,chunked-ckpt:2"}
     question = Ladder.from_dict(assumed | given | {"rungs": rungs}, name="verify", origin="options")
     reports = list(api.verify(question))
-    print(render(parity_table(reports), output, rich=wants_rich()))
+    _print(render(parity_table(reports), output, rich=wants_rich()))
     raise typer.Exit(0 if all(report.same for report in reports) else 1)
 
 
@@ -254,7 +255,7 @@ def calibrate(
     rows, found = api.calibrate(folders)
     if not found.pairs:
         raise NothingMeasuredError("None of these rows has both an estimate and a measurement.")
-    print(render(agreement_table(found, footer=provenance(rows)), output, rich=wants_rich()))
+    _print(render(agreement_table(found, footer=provenance(rows)), output, rich=wants_rich()))
     raise typer.Exit(found.exit_code(within_frac))
 
 
@@ -265,9 +266,10 @@ def main() -> NoReturn:
     except MemplanError as error:
         _say([f"memplan: {error}"])
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        sys.stdout = None  # so that the interpreter does not try to flush it
-        sys.exit(0)
+    except OSError as error:  # a full disk, a folder that was taken away
+        where = f"{error.filename}: " if error.filename else ""
+        _say([f"memplan: {where}{error.strerror or error}."])
+        sys.exit(MemplanError.exit_code)
     sys.exit(0)
 
 
@@ -296,12 +298,20 @@ def _given(**options: Any) -> dict[str, Any]:
     return given
 
 
+def _print(text: str) -> None:
+    """Writes `text` to standard output. A reader that went away, as `| head` does, changes no exit code."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left over goes nowhere
+
+
 def _print_json(values: list[dict[str, Any]], *, lines: bool, single: bool = False) -> None:
     if lines:
         for value in values:
-            print(json.dumps(value))
+            _print(json.dumps(value))
     else:
-        print(json.dumps(values[0] if single else values, indent=2))
+        _print(json.dumps(values[0] if single else values, indent=2))
 
 
 def _say(lines: Iterable[str]) -> None:

@@ -74,6 +74,8 @@ def test_the_surface_is_frozen() -> None:
         (["estimate", "--model", "tiny", "--optimizer", "adam"], "Did you mean adamw"),
         (["estimate", "--model", "tiny", "-o", "xml"], "Unknown output 'xml'"),
         (["estimate", "--model", "tiny", "--seq", "many"], "--seq"),
+        (["estimate", "--model", "tiny", "--seq", "0"], "seq is 0; it must be 1 or more"),
+        (["estimate", "--model", "tiny", "--images", "2"], "no vision tower"),
         (["estimate", "--modle", "tiny"], "--modle"),
         (["ladder", "B4c2", "--device", "cuda"], "Type --device simulated to trace the step, or --device cpu"),
         (["ladder", "B4c2", "--device", "cpu", "--gpu", "h200"], "--gpu h200 imagines a card"),
@@ -147,6 +149,7 @@ def test_estimate_json_keeps_its_promises(monkeypatch: pytest.MonkeyPatch, capsy
     assert {"batch", "chunks", "seq", "ckpt", "loss", "optimizer", "precision", "parallel", "world"} <= data[
         "step"
     ].keys()
+    assert {"allocated_bytes", "reserved_bytes", "phase"} <= data["peak"].keys()
     assert {"total", "trainable"} <= data["params"].keys()
     assert {"run_id", "static_bytes", "per_sample_bytes"} <= data.keys()
 
@@ -272,7 +275,25 @@ def test_an_interrupt_leaves_a_valid_file_and_a_table(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "table.md").exists()
 
 
-def test_a_closed_pipe_is_no_error() -> None:
-    command = f"{sys.executable} -m memplan models | head -1"
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+@pytest.mark.parametrize("words", [["models"], ["estimate", "--model", "tiny", "-o", "jsonl"]])
+def test_a_closed_pipe_is_no_error(words: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "memplan", *words], stdout=write_end, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write_end)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "Broken pipe" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_one_clear_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "memplan", "models"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("memplan: No space left on device.")
     assert "Traceback" not in done.stderr

@@ -97,7 +97,7 @@ def _step(ladder: Ladder, model: ModelSpec, loss: str, precision: str | None, ck
     return StepSpec(
         batch=rung.batch,
         chunks=rung.chunks,
-        seq=rung.seq or ladder.seq or model.seq,
+        seq=next(seq for seq in (rung.seq, ladder.seq, model.seq) if seq is not None),
         images=model.images if ladder.images is None else ladder.images,
         ckpt=ckpt,
         loss=loss,

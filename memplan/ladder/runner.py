@@ -108,8 +108,9 @@ def check(ladder: Ladder, points: Sequence[Point]) -> None:
     seen: dict[str, Point] = {}
     for point in points:
         if point.run.run_id in seen:
-            first = seen[point.run.run_id].rung
-            raise MemplanError(f"The rungs {first} and {point.rung} are the same run.", "Leave one out.")
+            first, run = seen[point.run.run_id].rung, point.run
+            which = f"of {run.model.name} with loss {run.step.loss} and {run.step.precision}"
+            raise MemplanError(f"The rungs {first} and {point.rung} {which} are the same run.", "Leave one out.")
         seen[point.run.run_id] = point
     if ladder.gate_on == "reserved" and any(point.run.device.rules == "cpu" for point in points):
         raise MemplanError("The CPU's allocator keeps nothing in reserve.", "Type --gate-on allocated.")

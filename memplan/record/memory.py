@@ -104,6 +104,7 @@ class Estimate:
             "device": self.run.device.name,
             "peak": {
                 "allocated_bytes": self.peak_allocated_bytes,
+                "reserved_bytes": None,  # no formula says what the allocator holds beyond them
                 "phase": self.peak.phase,
                 "moment": self.peak.moment,
             },

@@ -59,9 +59,9 @@ class Ladder:
     def __post_init__(self) -> None:
         if not self.rungs:
             raise MemplanError("No rung was given.", "Type rungs like B12c6,B8c4.")
-        for name in ("steps", "timeout_s"):
-            if getattr(self, name) < 1:
-                raise MemplanError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        for name, number in (("steps", self.steps), ("timeout", self.timeout_s)):
+            if number < 1:
+                raise MemplanError(f"{name} is {number}; it must be 1 or more.")
         if self.warmup < 0:
             raise MemplanError(f"warmup is {self.warmup}; it must be 0 or more.")
         if self.device not in DEVICES:
@@ -85,8 +85,10 @@ class Ladder:
             raise MemplanError(
                 f"There is no ladder file {path}.", "Type rungs like B12c6,B8c4 or a file's path."
             ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise MemplanError(f"{path} cannot be read: {error}.") from None
+        except OSError as error:
+            raise MemplanError(f"{path} cannot be read: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise MemplanError(f"{path} is not TOML: it is not text in UTF-8.") from None
         except tomllib.TOMLDecodeError as error:
             raise MemplanError(f"{path} is not TOML: {error}.", 'A line looks like: rungs = "B4c2,B2c1".') from None
         return Ladder.from_dict(data | (changes or {}), name=path.stem, origin=str(path))
@@ -94,7 +96,8 @@ class Ladder:
     @staticmethod
     def from_dict(data: dict[str, Any], *, name: str, origin: str) -> "Ladder":
         """The ladder that the keys of `data` describe; MemplanError names a key that is unknown or of a wrong kind."""
-        known = {field.name for field in dataclasses.fields(Ladder)} - {"gate_bytes"} | {"gate"}
+        fields = {field.name for field in dataclasses.fields(Ladder)}
+        known = fields - {"name", "gate_bytes", "timeout_s"} | {"gate", "timeout"}
         values: dict[str, Any] = {"name": name}
         for key, value in data.items():
             field = key.replace("-", "_")
@@ -105,11 +108,12 @@ class Ladder:
             elif field == "gate":
                 values["gate_bytes"] = parse_bytes(_texts(origin, key, value, joined=True)[0])
             elif field in ("model", "ckpt", "loss", "precision"):
-                values[field] = tuple(_texts(origin, key, value, joined=True)[0].split(","))
-            elif field in ("seq", "images", "warmup", "steps", "timeout_s"):
+                texts = _texts(origin, key, value, joined=True)[0].split(",")
+                values[field] = tuple(text.strip() for text in texts)
+            elif field in ("seq", "images", "warmup", "steps", "timeout"):
                 if type(value) is not int:
                     raise MemplanError(f"{origin}: {key} must be a whole number, not {value!r}.")
-                values[field] = value
+                values["timeout_s" if field == "timeout" else field] = value
             elif field == "clip":
                 if type(value) not in (int, float):
                     raise MemplanError(f"{origin}: clip must be a number, not {value!r}.")
@@ -127,6 +131,8 @@ GATES = ("allocated", "reserved")
 
 
 def _texts(origin: str, key: str, value: object, *, joined: bool = False) -> tuple[str, ...]:
+    if value == "":
+        raise MemplanError(f"{origin}: {key} is empty.")
     items: list[object] = value if isinstance(value, list) else [value]
     texts = tuple(item for item in items if isinstance(item, str) and item)
     if not texts or len(texts) != len(items):

@@ -31,6 +31,11 @@ def test_a_file_is_read_and_options_count_instead_of_its_keys(tmp_path: Path) ->
     assert Ladder.from_toml(path, {"seq": 32}).seq == 32
 
 
+def test_a_files_keys_are_the_options_and_lists_may_have_spaces() -> None:
+    ladder = ladder_of(**{"timeout": 60, "gate-on": "allocated", "model": "tiny, tiny-gpt2", "ckpt": ["none", " full"]})
+    assert (ladder.timeout_s, ladder.model, ladder.ckpt) == (60, ("tiny", "tiny-gpt2"), ("none", "full"))
+
+
 @pytest.mark.parametrize("path", sorted(LADDERS.glob("*.toml")), ids=lambda path: path.stem)
 def test_kept_ladders_are_valid(path: Path) -> None:
     assert list(Ladder.from_toml(path).points())
@@ -49,6 +54,9 @@ def test_kept_ladders_are_valid(path: Path) -> None:
         ({"device": "gpu"}, "Unknown device"),
         ({"gate_on": "used"}, "Unknown gate-on"),
         ({"steps": 0}, "steps is 0"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"name": "../mine"}, "unknown key 'name'"),
+        ({"rungs": ""}, "rungs is empty"),
         ({"warmup": -1}, "warmup is -1"),
     ],
 )
