@@ -12,6 +12,7 @@ import typer
 
 from memplan import api
 from memplan.errors import MemplanError, NothingMeasuredError
+from memplan.record import Fit
 from memplan.spec import Ladder
 from memplan.units import decimal_note, parse_percent
 
@@ -27,7 +28,7 @@ app = typer.Typer(
 )
 
 # One spelling for every verb.
-Model = Annotated[str | None, typer.Option("--model", help="Model, or several with commas.")]
+Model = Annotated[str | None, typer.Option("--model", help="Model; a ladder takes several with commas.")]
 Seq = Annotated[int | None, typer.Option("--seq", help="Tokens a sample; the model's usual length otherwise.")]
 Images = Annotated[int | None, typer.Option("--images", help="Image crops a sample.")]
 Ckpt = Annotated[str | None, typer.Option("--ckpt", help="none, full, every:K; several cross every rung.")]
@@ -145,6 +146,7 @@ def estimate(
         _print_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)
     else:
         _print(render(phase_table(answer), output))
+    _end_at_gate(fit)
 
 
 @app.command()
@@ -189,6 +191,7 @@ def trace(
         _print_json([trace_json(answer, fit)], lines=output == "jsonl", single=True)
     else:
         _print(render(trace_phase_table(answer), output))
+    _end_at_gate(fit)
 
 
 @app.command()
@@ -271,6 +274,12 @@ def main() -> NoReturn:
         _say([f"memplan: {where}{error.strerror or error}."])
         sys.exit(MemplanError.exit_code)
     sys.exit(0)
+
+
+def _end_at_gate(fit: Fit) -> None:
+    """Ends with 1 when a gate was asked for and does not hold."""
+    if fit.gate_bytes is not None and not fit.fits:
+        raise typer.Exit(1)
 
 
 def _ladder(rungs: str, given: dict[str, Any]) -> Ladder:

@@ -51,11 +51,14 @@ class Agreement:
 
 
 def agreement(rows: Iterable[RungResult]) -> Agreement:
-    """The pairs among `rows`: those that ran to their end and were estimated. A rung that died may have a peak of the
-    windows before, but not its own."""
+    """The pairs among `rows`: those that were measured to their end and were estimated.
+
+    A rung that died may have a peak of the windows before, but not its own.
+    """
     pairs, num_without = [], 0
     for row in rows:
-        if row.status in ("ok", "over_gate") and row.estimated_bytes is not None and row.peak_allocated_bytes:
+        ended = row.status in ("ok", "over_gate") and row.source == "measured"
+        if ended and row.estimated_bytes is not None and row.peak_allocated_bytes:
             pairs.append(Pair(row=row, estimated_bytes=row.estimated_bytes, measured_bytes=row.peak_allocated_bytes))
         else:
             num_without += 1

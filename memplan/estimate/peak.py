@@ -46,6 +46,7 @@ def estimate(run: RunSpec) -> Estimate:
         static=static,
         phases=tuple(phase_peak(largest[phase], static) for phase in PHASES if phase in largest),
         per_sample_bytes=kept_by(run, 2) - kept_by(run, 1),
+        per_chunk_bytes=copies_bytes(run),
         logits_per_sample_bytes=loss_of(run, samples=1).saved,
     )
 
@@ -97,7 +98,7 @@ def moments(run: RunSpec) -> Iterator[Moment]:
     yield Moment("loss", "cross-entropy", grads, kept + loss.hidden + loss.cached + cached, loss.forward, copy)
 
     kept += loss.kept_hidden
-    yield Moment("backward", "loss", grads, kept + loss.casts, loss.loss)
+    yield Moment("backward", "loss", grads, kept, loss.loss)
     yield Moment("backward", "head", grads, kept, loss.head)
     kept -= loss.kept_hidden
     grads += made * head
@@ -114,9 +115,11 @@ def moments(run: RunSpec) -> Iterator[Moment]:
         yield Moment("backward", f"block {index}", grads + done, kept + left + entry, temps=pending + temps)
         grads += made * stage.grads
     kept -= overhead.tables_bytes(run)
+    positions = states.grad_bytes(run, ("positions",))
+    yield Moment("backward", "positions", grads, kept, temps=pending + stream + positions)
+    grads += made * positions
     yield Moment("backward", "embedding", grads, kept, temps=stream + overhead.embedding_grad_bytes(run, pending))
-    tables = ("embedding", "extra", "positions")
-    grads += made * states.grad_bytes(run, tables)
+    grads += made * states.grad_bytes(run, ("embedding", "extra"))
     yield from images_backward(run, samples, grads, kept, made)
     yield Moment("optimizer", step.optimizer, all_grads, 0, temps=states.optimizer_temps_bytes(run))
 
@@ -156,6 +159,16 @@ def images_backward(run: RunSpec, samples: int, grads: int, kept: int, made: int
         yield Moment("backward", name, grads + done, kept + left, temps=temps + images.features)
         grads += made * stage.grads
     yield Moment("backward", "patches", grads, kept, temps=images.entry.backward)
+
+
+def copies_bytes(run: RunSpec) -> int:
+    """Bytes of autocast's low-precision copies of weights that one chunk keeps for backward, whatever its samples."""
+    images = vision_cost(run, run.step.micro_batch)
+    stages = [stage for stage, recomputed in decoder_stages(run, 1) if not recomputed]
+    if images is not None:
+        stages += [*images.blocks, images.connector]
+    entry = images.entry.casts if images is not None else 0
+    return sum(stage.casts for stage in stages) + entry + loss_of(run, run.step.micro_batch).casts
 
 
 def decoder_stages(run: RunSpec, samples: int) -> list[tuple[Stage, bool]]:

@@ -179,6 +179,12 @@ def param_bytes(run: RunSpec) -> int:
     return sum(group.count * rounded(group.numel * size, run.device.rules) for group in param_groups(run.model))
 
 
+def trained_groups(run: RunSpec) -> tuple[ParamGroup, ...]:
+    """The parameters that get a gradient in `run`: those that train, tower and connector only when there are images."""
+    unseen = ("vision", "connector") if run.step.images == 0 else ()
+    return tuple(group for group in param_groups(run.model) if group.trainable and group.component not in unseen)
+
+
 def grad_bytes(run: RunSpec, names: tuple[str, ...] | None = None) -> int:
     """Bytes of the gradients of all trainable parameters, or of those in `names`, in their parameters' dtype.
 
@@ -186,8 +192,8 @@ def grad_bytes(run: RunSpec, names: tuple[str, ...] | None = None) -> int:
     it and keeps it alive. Source: AccumulateGrad, torch/csrc/autograd/functions/accumulate_grad.h, torch 2.13.
     """
     total = 0
-    for group in param_groups(run.model):
-        if not group.trainable or (names is not None and group.name not in names):
+    for group in trained_groups(run):
+        if names is not None and group.name not in names:
             continue
         numel = group.numel
         if group.name == "extra" and (run.model.decoder.tied or "embedding" in run.model.frozen):
@@ -199,8 +205,7 @@ def grad_bytes(run: RunSpec, names: tuple[str, ...] | None = None) -> int:
 def trainable_bytes(run: RunSpec) -> int:
     """Bytes of one copy of all trainable parameters, such as a moment of Adam."""
     size = param_width(run)
-    groups = (group for group in param_groups(run.model) if group.trainable)
-    return sum(group.count * rounded(group.numel * size, run.device.rules) for group in groups)
+    return sum(group.count * rounded(group.numel * size, run.device.rules) for group in trained_groups(run))
 
 
 def buffer_bytes(run: RunSpec) -> int:
@@ -219,8 +224,7 @@ def optimizer_bytes(run: RunSpec) -> int:
     """
     if run.step.optimizer == "sgd":
         return 0
-    groups = [group for group in param_groups(run.model) if group.trainable]
-    counters = sum(group.count for group in groups)
+    counters = sum(group.count for group in trained_groups(run))
     on_device = run.device.rules == "cpu" or run.step.optimizer == "adamw"
     return STATE_COPIES[run.step.optimizer] * trainable_bytes(run) + on_device * counters * rounded(4, run.device.rules)
 
@@ -236,7 +240,7 @@ def optimizer_temps_bytes(run: RunSpec) -> int:
     if run.step.optimizer == "adamw-foreach":
         return trainable_bytes(run)
     if run.step.optimizer == "adamw-loop":
-        largest = max((group.numel for group in param_groups(run.model) if group.trainable), default=0)
+        largest = max((group.numel for group in trained_groups(run)), default=0)
         return 2 * rounded(largest * param_width(run), run.device.rules)
     return 0
 

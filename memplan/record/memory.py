@@ -74,6 +74,8 @@ class Estimate:
     """The largest moment of each phase, in the order of a step."""
     per_sample_bytes: int
     """Bytes kept for backward by one more sample of a chunk: block activations and what surrounds them."""
+    per_chunk_bytes: int
+    """Bytes kept for backward by a chunk whatever its samples: autocast's low-precision copies of weights."""
     logits_per_sample_bytes: int
     """Bytes that head and loss keep for backward by one more sample of a chunk."""
 
@@ -119,5 +121,6 @@ class Estimate:
             },
             "static_bytes": self.static.total_bytes,
             "per_sample_bytes": self.per_sample_bytes,
+            "per_chunk_bytes": self.per_chunk_bytes,
             "logits_per_sample_bytes": self.logits_per_sample_bytes,
         }

@@ -36,7 +36,7 @@ class RungResult:
     status: str
     """`ok`, `over_gate`, `oom`, `timeout`, `killed` or `error`."""
     source: str
-    """`measured`."""
+    """`measured`, or `simulated` when the step was traced for a card that is not there."""
     model: str
     """Model name."""
     step: dict[str, Any]
@@ -82,6 +82,13 @@ class RungResult:
         ordered = sorted(self.step_ns)
         middle = len(ordered) // 2
         return (ordered[middle] + ordered[-middle - 1]) // 2 if ordered else None
+
+    @property
+    def whole_peak_bytes(self) -> int | None:
+        """Largest allocated bytes of a rung that came to its end; of a simulated one also where the card has no room,
+        since nothing had to run for it."""
+        whole = self.status in ("ok", "over_gate") or self.source == "simulated"
+        return self.peak_allocated_bytes if whole else None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON line of this row."""

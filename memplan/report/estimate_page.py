@@ -92,7 +92,9 @@ def _static_table(estimate: Estimate) -> Table:
     ]
     rows.append(("static together, between two steps", estimate.static.total_bytes))
     rows.append(("saved for backward by one sample of a chunk", estimate.per_sample_bytes))
-    rows.append(("logits and loss of one sample of a chunk", estimate.logits_per_sample_bytes))
+    if estimate.per_chunk_bytes:
+        rows.append(("copies of weights kept by a chunk, whatever its samples", estimate.per_chunk_bytes))
+    rows.append(("log-probabilities kept by one sample of a chunk", estimate.logits_per_sample_bytes))
     return Table(columns=columns, rows=tuple(rows))
 
 

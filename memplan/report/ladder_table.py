@@ -20,8 +20,9 @@ COLUMNS = (
     Column(key="rung", header="rung", align="left"),
     Column(key="model", header="model", align="left", hide_constant=True),
     *step_columns(),
+    Column(key="source", header="source", align="left"),
     Column(key="status", header="status", align="left"),
-    Column(key="peak_allocated_bytes", header="measured peak", text=format_bytes),
+    Column(key="peak_allocated_bytes", header="peak", text=format_bytes),
     Column(key="estimated_bytes", header="estimated", text=format_bytes),
     Column(key="error_frac", header="estimate's error", text=format_percent),
     Column(key="headroom_bytes", header="headroom", text=format_bytes),
@@ -89,6 +90,8 @@ def provenance(rows: Sequence[RungResult]) -> tuple[str, ...]:
 def device_name(row: RungResult) -> str:
     """What the row was measured on: the GPU's name, else the processor's."""
     facts = row.environment
+    if row.source == "simulated":
+        return f"{facts.get('device', 'a card')} on {facts.get('cpu', 'a processor')}"
     if facts.get("device") == "cuda":
         return str(facts.get("gpu", "cuda"))
     return f"cpu ({facts['cpu']})" if "cpu" in facts else "cpu"
@@ -100,7 +103,7 @@ def peak_phase(row: RungResult) -> str | None:
 
 
 def _values(row: RungResult) -> tuple[Any, ...]:
-    peak_bytes = row.peak_allocated_bytes if row.status in ("ok", "over_gate") else None
+    peak_bytes = row.whole_peak_bytes
     gated_bytes = row.peak_reserved_bytes if row.gate_on == "reserved" else peak_bytes
     first = row.windows.get("first_step")
     has_gate = row.gate_bytes is not None and gated_bytes is not None
@@ -108,6 +111,7 @@ def _values(row: RungResult) -> tuple[Any, ...]:
         row.rung,
         row.model,
         *_step_values(row),
+        row.source,
         row.status,
         peak_bytes,
         row.estimated_bytes,

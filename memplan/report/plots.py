@@ -23,11 +23,11 @@ def peak_plot(rows: Sequence[RungResult], path: Path) -> None:
     figure, axes = _figure(height=1.75 + 0.42 * max(2, len(rows)))
     gate_bytes = _gate(rows)
     for place, row in enumerate(rows):
-        peak_bytes = _peak(row)
+        peak_bytes = row.whole_peak_bytes
         if peak_bytes is None:
             _beside(axes, place, 72, row.status, OVER)
         else:
-            over = row.status == "over_gate"
+            over = row.status in ("over_gate", "oom")
             color, hatch = (OVER, "///") if over else (MEASURED, None)
             axes.barh(place, size(peak_bytes), height=0.56, color=color, hatch=hatch, edgecolor="white", linewidth=0)
             _beside(axes, place, 72, format_bytes(peak_bytes), INK, weight="bold")
@@ -42,7 +42,9 @@ def peak_plot(rows: Sequence[RungResult], path: Path) -> None:
         axes.axvline(size(gate_bytes), color=OVER, linestyle="--", linewidth=1.4, zorder=3)
     axes.set_yticks(range(len(rows)), [_label(row, rows, " ") for row in rows])
     axes.set_ylim(max(2, len(rows)) - 0.4, -0.6)
-    known = [value for row in rows for value in (_peak(row), row.estimated_bytes, gate_bytes) if value is not None]
+    known = [
+        value for row in rows for value in (row.whole_peak_bytes, row.estimated_bytes, gate_bytes) if value is not None
+    ]
     axes.set_xlim(0, 1.05 * size(max(known, default=1)))
     axes.set_xlabel(f"peak allocated [{unit}]")
     axes.grid(axis="x", color=GRID, linewidth=0.8)
@@ -60,10 +62,10 @@ def throughput_plot(rows: Sequence[RungResult], path: Path) -> None:
     points = [
         (row, size(peak_bytes), speed)
         for row in rows
-        if (peak_bytes := _peak(row)) is not None and (speed := row.samples_per_s) is not None
+        if (peak_bytes := row.whole_peak_bytes) is not None and (speed := row.samples_per_s) is not None
     ]
     for row, peak, speed in points:
-        over = row.status == "over_gate"
+        over = row.status in ("over_gate", "oom")
         color, marker = (OVER, "X") if over else (MEASURED, "o")
         axes.scatter(peak, speed, s=62, color=color, marker=marker, edgecolor="white", zorder=3)
     if gate_bytes is not None:
@@ -76,7 +78,7 @@ def throughput_plot(rows: Sequence[RungResult], path: Path) -> None:
     axes.grid(color=GRID, linewidth=0.8)
     _title(axes, rows, "Throughput against memory")
     _legend(figure, rows, ("point", "gate"))
-    failed = [f"{row.rung} ({row.status})" for row in rows if _peak(row) is None]
+    failed = [f"{row.rung} ({row.status})" for row in rows if row.whole_peak_bytes is None]
     if failed:
         axes.text(
             0.98, 0.03, "not shown: " + ", ".join(failed), transform=axes.transAxes, ha="right", fontsize=8, color=OVER
@@ -93,16 +95,17 @@ def _beside(axes: Any, place: int, points: int, text: str, color: str, weight: s
                   textcoords="offset points", fontsize=9, color=color, weight=weight)  # fmt: skip
 
 
-def _peak(row: RungResult) -> int | None:
-    return row.peak_allocated_bytes if row.status in ("ok", "over_gate") else None
-
-
 def _gate(rows: Sequence[RungResult]) -> int | None:
     return next((row.gate_bytes for row in rows if row.gate_bytes is not None), None)
 
 
 def _scale(rows: Sequence[RungResult]) -> tuple[Any, str]:
-    known = [value for row in rows for value in (_peak(row), row.estimated_bytes, row.gate_bytes) if value is not None]
+    known = [
+        value
+        for row in rows
+        for value in (row.whole_peak_bytes, row.estimated_bytes, row.gate_bytes)
+        if value is not None
+    ]
     return (gib, "GiB") if max(known, default=0) >= GIB else (mib, "MiB")
 
 

@@ -38,18 +38,15 @@ class Tracing:
     def __enter__(self) -> Self:
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         if self.device.rules == "cuda":
-            from memplan.trace.cuda_rules.attention import cuda_sdpa
-            from memplan.trace.cuda_rules.autocast import cuda_autocast
             from memplan.trace.cuda_rules.generation import generation
-            from memplan.trace.cuda_rules.hidden import Workspaces
-            from memplan.trace.cuda_rules.ops import cuda_ops
+            from memplan.trace.cuda_rules.hidden import HOST_OUTPUTS, Workspaces
+            from memplan.trace.cuda_rules.rules import cuda_rules
 
             kind = generation(self.device.name)
             self._recorder.hidden = Workspaces(kind)
             self._recorder.counters_on_host = True
-            self._log = self._stack.enter_context(cuda_sdpa(kind))
-            self._stack.enter_context(cuda_autocast())
-            self._stack.enter_context(cuda_ops())
+            self._recorder.host_outputs = {f"aten::{name}": places for name, places in HOST_OUTPUTS.items()}
+            self._log = self._stack.enter_context(cuda_rules(kind))
         self._stack.enter_context(self._recorder)
         return self
 

@@ -73,6 +73,27 @@ def test_choices_that_change_memory_are_estimated(changes: dict[str, object]) ->
     assert abs(error_bytes(asked("tiny", "B4c1@every:2", loss="chunked-ckpt:8", **changes))) <= EXACT
 
 
+@pytest.mark.parametrize(
+    ("name", "rung", "changes"),
+    [
+        # A frozen head's bf16 copy is not cached: every loss chunk keeps its own.
+        ("tiny-molmo2", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked:4", "optimizer": "sgd"}),
+        ("tiny-molmo2", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked-ckpt:4", "optimizer": "sgd"}),
+        # Without images, tower and connector get no gradients and no optimizer state.
+        ("tiny-molmo2", "B1c1", {"seq": 16, "images": 0}),
+        # Few rows: the head's own gradient is the largest thing there is.
+        ("tiny-wide", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked:2", "optimizer": "sgd"}),
+        ("tiny-wide", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked-ckpt:4", "optimizer": "sgd"}),
+        # The learned positions' gradient is as large as their table.
+        ("tiny-gpt2", "B1c1", {"seq": 8}),
+        ("tiny-gpt2", "B2c2", {"seq": 8}),
+    ],
+)
+def test_corners_are_estimated_within_half_a_hundredth(name: str, rung: str, changes: dict[str, object]) -> None:
+    run = asked(name, rung, **changes)
+    assert abs(error_bytes(run)) <= measured(run) // 200
+
+
 def test_autocast_peaks_are_estimated_within_a_hundredth() -> None:
     run = asked("tiny", "B4c1@every:2", precision="bf16-mixed")
     assert abs(error_bytes(run)) <= measured(run) // 100

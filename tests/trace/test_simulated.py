@@ -1,0 +1,197 @@
+"""The trace against the other witnesses, and what it says of a card that is too small."""
+
+import gc
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from samples import asked
+from torch import nn
+
+import memplan
+from memplan.backends.cpu import CpuBackend
+from memplan.backends.simulated import simulate
+from memplan.errors import MemplanError
+from memplan.estimate import estimate
+from memplan.spec import RunSpec
+from memplan.spec.device import card
+from memplan.step.builder import build_step
+from memplan.units import GIB, KIB, MIB
+
+HIDDEN = 200 * KIB
+"""Bytes inside CPU ops that no tensor shows: the attention kernel's buffers. Five per thousand of the smallest peak."""
+
+
+def measured(run: RunSpec) -> int:
+    gc.collect()
+    backend = CpuBackend()
+    with backend.window():
+        step = build_step(run, torch.device("cpu"))
+        step()
+        gc.collect()
+    with backend.window() as window:
+        step(window.mark)
+    assert window.reading is not None
+    return window.reading.peak.allocated_bytes
+
+
+@pytest.mark.parametrize("loss", ["full", "chunked:4", "chunked-ckpt:4"])
+@pytest.mark.parametrize("rung", ["B4c1", "B4c2@full", "B4c1@every:2"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-wide"])
+def test_traced_equals_measured_on_the_cpu(name: str, rung: str, loss: str) -> None:
+    run = asked(name, rung, seq=64, loss=loss)
+    traced = simulate(run).steady.peak_allocated_bytes
+    assert abs(traced - measured(run)) <= 64, "scalars of a loss"
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-molmo2"])
+def test_other_families_are_traced_to_the_kilobyte(name: str) -> None:
+    run = asked(name, "B2c1@full")
+    assert abs(simulate(run).steady.peak_allocated_bytes - measured(run)) <= KIB
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+def test_traced_equals_estimated_by_category(precision: str) -> None:
+    """On the CPU's rules every category of the peak, not just their sum."""
+    run = asked("tiny-wide", "B4c1", precision=precision)
+    traced, estimated = simulate(run).steady, estimate(run)
+    assert traced.phase == estimated.peak.phase
+    for name, size in estimated.peak.breakdown.to_dict().items():
+        assert abs(traced.breakdown.to_dict()[name] - size) <= KIB, name
+
+
+def test_the_categories_add_up_to_the_peak_of_a_card() -> None:
+    report = simulate(asked("tiny", "B4c2@full", device=card("h100-80g"), precision="bf16-mixed")).steady
+    assert report.breakdown.total_bytes == report.peak_allocated_bytes <= report.peak_reserved_bytes
+    assert max(totals.allocated_bytes for totals in report.phases.values()) == report.peak_allocated_bytes
+    assert sum(tensor.total_bytes for tensor in report.alive) <= report.peak_allocated_bytes
+
+
+def test_full_size_models_are_traced_near_their_estimate() -> None:
+    """Within five per thousand: what a card rounds, keeps unsplit and takes for its workspaces."""
+    run = asked("qwen3-4b", "B4c1@full", device=card("h100-80g"), seq=1100, precision="bf16")
+    traced = simulate(run)
+    assert traced.grown
+    assert traced.steady.peak_allocated_bytes > 30 * GIB
+    assert estimate(run).peak_allocated_bytes / traced.steady.peak_allocated_bytes == pytest.approx(1, abs=0.005)
+
+
+def test_batch_and_length_do_not_change_the_story() -> None:
+    small, large = (
+        simulate(asked("tiny", rung, device=card("h100-80g"), seq=seq)) for rung, seq in (("B1c1", 16), ("B64c1", 1024))
+    )
+    assert small.steady.syncs == large.steady.syncs
+    assert len(small.timeline.phases) == len(large.timeline.phases)
+
+
+def test_a_card_that_is_too_small_says_where_and_how_much() -> None:
+    run = asked("qwen3-4b", "B4c1", device=card("rtx-4090"), seq=1100, precision="bf16")
+    traced = simulate(run)
+    lacking = traced.out_of_memory
+    assert lacking is not None
+    assert lacking.reserved_bytes <= (run.device.capacity_bytes or 0) < traced.needed_bytes
+    assert lacking.op.startswith("aten.")
+
+
+def test_user_code_is_traced_without_memory() -> None:
+    """A linear layer of 64 GiB, its gradient, and the peak's reset between two steps."""
+    with memplan.tracing(gpu="a100-80g") as t:
+        layer = nn.Linear(131_072, 131_072, bias=False)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for _ in range(2):
+            t.reset_peak()
+            layer(torch.randn(4, 131_072)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    report = t.report()
+    weight = 4 * 131_072**2
+    assert weight == 64 * GIB
+    assert 2 * weight <= t.peak_allocated_bytes < 2 * weight + 100 * MIB
+    assert t.peak_reserved_bytes >= t.peak_allocated_bytes
+    assert report.phase in ("backward", "optimizer")
+    assert [(tensor.category, tensor.num_bytes) for tensor in t.alive_at_peak()[:2]] == [
+        ("params", weight),
+        ("grads", weight),
+    ] or {tensor.category for tensor in t.alive_at_peak()[:2]} == {"params", "grads"}
+    assert report.out_of_memory is not None
+
+
+def test_reads_of_values_are_counted_with_file_and_line() -> None:
+    with memplan.tracing(gpu=None) as t:
+        x = torch.ones(3)
+        assert x.sum().item() == 1.0
+        if x.sum() > 0:
+            x = x + 1
+    assert [sync.phase for sync in t.report().syncs if __file__ in sync.where]
+    assert sum(sync.count for sync in t.report().syncs) == 2
+
+
+def test_a_shape_that_depends_on_values_names_the_line() -> None:
+    with memplan.tracing(gpu=None), pytest.raises(MemplanError, match=r"test_simulated\.py:\d+ calls aten\.nonzero"):
+        torch.nonzero(torch.ones(3))
+
+
+def test_an_error_in_user_code_is_its_own() -> None:
+    with memplan.tracing(gpu=None), pytest.raises(ZeroDivisionError):
+        _ = 1 / 0
+
+
+def test_views_and_in_place_ops_allocate_nothing_and_resizes_do() -> None:
+    with memplan.tracing(gpu=None) as t:
+        x = torch.zeros(256)
+        before = len(t.trace.allocs)
+        x.view(16, 16).t().mul_(2).add_(1)
+        x[3:5].zero_()
+        assert len(t.trace.allocs) == before
+        x.resize_(512)
+        assert [alloc.num_bytes for alloc in t.trace.allocs] == [1024, 2048]
+        del x
+    assert t.trace.events == [0, ~0, 1, ~1]
+
+
+def test_real_tensors_are_recorded_as_fake_ones_are() -> None:
+    from memplan.trace.recorder import Recorder
+
+    def work() -> None:
+        x = torch.ones(64, 64, requires_grad=True)
+        (x @ x).relu().sum().backward()
+
+    with Recorder() as real:
+        work()
+    with memplan.tracing(gpu=None, frames=False) as t:
+        work()
+    assert [alloc.num_bytes for alloc in real.trace.allocs] == [alloc.num_bytes for alloc in t.trace.allocs]
+    assert real.trace.events == t.trace.events
+
+
+def test_a_snapshot_holds_segments_blocks_and_the_history_with_frames(tmp_path: Path) -> None:
+    with memplan.tracing(gpu="h100-80g") as t:
+        kept = torch.zeros(1024, 1024)
+        (kept + 1).sum()
+    t.save_snapshot(tmp_path / "step.pickle")
+    snapshot = pickle.loads((tmp_path / "step.pickle").read_bytes())
+    assert {"segments", "device_traces"} <= snapshot.keys()
+    history = snapshot["device_traces"][0]
+    assert history[0]["action"] == "alloc" and history[0]["size"] == 4 * MIB
+    assert any(frame["filename"] == __file__ for frame in history[0]["frames"])
+    active = [block for segment in snapshot["segments"] for block in segment["blocks"] if block["state"] != "inactive"]
+    assert sum(block["requested_size"] for block in active) == 4 * MIB
+    for segment in snapshot["segments"]:
+        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    with pytest.raises(MemplanError, match="cannot be written"):
+        t.save_snapshot(tmp_path / "no" / "step.pickle")
+
+
+def test_the_verb_answers_in_json_and_draws(tmp_path: Path) -> None:
+    picture = tmp_path / "step.png"
+    words = ["trace", "--model", "tiny", "--rung", "B4c2@full", "--gate", "1GiB", "-o", "json", "--plot", str(picture)]
+    done = subprocess.run([sys.executable, "-m", "memplan", *words], capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    assert answer["source"] == "traced" and answer["fits"] is True
+    assert sum(answer["breakdown"].values()) == answer["peak"]["allocated_bytes"]
+    assert answer["alive_at_peak"] and answer["phases"].keys() >= {"forward", "loss", "backward", "optimizer"}
+    assert picture.stat().st_size > 10_000
