@@ -95,7 +95,13 @@ def attention_calls(trace: Trace, start: int) -> dict[str, int]:
 
 
 def fewer_blocks(run: RunSpec) -> RunSpec:
-    """`run` with just the blocks that show how they repeat; itself when it has no more."""
+    """`run` with just the blocks that show how they repeat; itself when it has no more.
+
+    Clipping stacks the norms of all tensors in one, whose size depends on their number: no block tells it, so every
+    block is traced.
+    """
+    if run.step.clip is not None:
+        return run
     every = run.step.ckpt_every or 1
     blocks = run.model.decoder.num_layers
     few = MIN_UNITS * every + blocks % every

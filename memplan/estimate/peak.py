@@ -98,7 +98,7 @@ def moments(run: RunSpec) -> Iterator[Moment]:
     yield Moment("loss", "cross-entropy", grads, kept + loss.hidden + loss.cached + cached, loss.forward, copy)
 
     kept += loss.kept_hidden
-    yield Moment("backward", "loss", grads, kept, loss.loss)
+    yield Moment("backward", "loss", grads, kept + loss.casts, loss.loss - loss.casts)
     yield Moment("backward", "head", grads, kept, loss.head)
     kept -= loss.kept_hidden
     grads += made * head

