@@ -1,15 +1,20 @@
 """Whose code asked: the Python stack without torch's own frames and the tracing's."""
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import _engine_run_backward
 
 from memplan.errors import MemplanError
 from memplan.trace.events import Frame
 
 TORCH_FOLDER = torch.__file__.rsplit("/", 1)[0]
 OPTIM_FOLDER = f"{TORCH_FOLDER}/optim"
+PACKAGE_FOLDER = __file__.rsplit("/", 3)[0]
 TRACE_FOLDER = __file__.rsplit("/", 1)[0]
 
 
@@ -37,7 +42,15 @@ def stack(limit: int = 24) -> tuple[Frame, ...]:
 def caller() -> str:
     """File and line of the innermost code outside of torch and of the tracing."""
     found = stack(1)
-    return f"{found[0].filename}:{found[0].line}" if found else "the autograd engine"
+    return f"{shortened(found[0].filename)}:{found[0].line}" if found else "the autograd engine"
+
+
+def shortened(filename: str) -> str:
+    """`filename` from the current folder, or from the folder that memplan lies in, where it is below one of them."""
+    for folder in (str(Path.cwd()), PACKAGE_FOLDER):
+        if filename.startswith(folder + os.sep):
+            return filename[len(folder) + 1 :]
+    return filename
 
 
 def in_optimizer() -> bool:
@@ -45,6 +58,19 @@ def in_optimizer() -> bool:
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename.startswith(OPTIM_FOLDER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def in_python_backward() -> bool:
+    """Whether the op was called by the backward of a `torch.autograd.Function`, and not by the engine around it."""
+    node: Any = torch._C._current_autograd_node()
+    if not isinstance(node, BackwardCFunction):
+        return False
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
+        if frame.f_code is BackwardCFunction.apply.__code__:
             return True
         frame = frame.f_back
     return False

@@ -6,7 +6,7 @@ in-place ops make no event; an in-place resize ends the storage's old size and b
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memplan.trace.events import Alloc, Mark, Sync, Trace, order_frees
-from memplan.trace.frames import caller, in_optimizer, stack, untraceable
+from memplan.trace.frames import caller, in_optimizer, in_python_backward, stack, untraceable
 
 READS = {torch.ops.aten._local_scalar_dense.default: 1, torch.ops.aten.is_nonzero.default: True}
 """Ops that give a value to Python, and the value that a trace goes on with."""
@@ -25,6 +25,8 @@ SILENT = {torch.ops.prim.device.default}
 FROM_PYTHON = torch.ops.aten.lift_fresh.default
 """What `torch.tensor(number)` ends with; optimizers make step counters so, `device="cpu"`, unless they are fused.
 Source: torch/optim/adam.py `_init_group`, torch 2.13."""
+SUM = torch.ops.aten.add.Tensor
+"""What autograd adds up gradients by."""
 RECOMPUTING = "recompute"
 IN_ORDER = ("forward", "loss")
 """Phases whose ops outside of modules belong to the model as a whole."""
@@ -57,6 +59,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.phase = "init"
         self.hidden = hidden
+        self.host_outputs: Mapping[str, tuple[int, ...]] = {}  # outputs that the device's kernels leave on the host
         self.counters_on_host = False  # whether tensors that an optimizer makes from numbers are the host's
         self._guesses = guess_phases
         self._in_optimizer = False
@@ -70,6 +73,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hooks: list[Any] = []
         self._names: dict[int, str] = {}
         self._place = ""  # module of the last op
+        self._sum: tuple[int, int | None] = (0, None)  # event of a sum of gradients, and its first addend
 
     def __enter__(self) -> "Recorder":
         self._hooks = [
@@ -146,10 +150,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         phase, place = self._here()
         if isinstance(out, Tensor):
             self._see(out, func, phase, place, args[0] if args else None)
+            if func is SUM and adds_in_place(args[0]):
+                self._sum = (len(self.trace.events) - 1, self._index_of(args[0].untyped_storage()))
         elif isinstance(out, tuple | list):
             sources = args[0] if args and isinstance(args[0], list | tuple) and len(args[0]) == len(out) else args
+            on_host = self.host_outputs.get(func._schema.name, ())
             for number, item in enumerate(out):
-                if isinstance(item, Tensor):
+                if isinstance(item, Tensor) and number not in on_host:
                     source = sources[number] if number < len(sources) else None
                     self._see(item, func, phase, place, source)
         elif place is None:
@@ -244,9 +251,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._known.get(key)
         if known is not None and known[0] == index:
             del self._known[key]
+            if self._sum[1] == index and self._take_over(index):
+                return
             self.trace.allocs[index].died = RECOMPUTING if self._modules and self.phase == "backward" else self.phase
             self.trace.events.append(~index)
             self.trace.places.append(self._place)
+
+    def _take_over(self, index: int) -> bool:
+        """Gives the storage of a sum to the addend that ended right behind it, as if it had been added to in place."""
+        at, trace = self._sum[0], self.trace
+        self._sum = (0, None)
+        made = trace.events[at]
+        if made != len(trace.allocs) - 1:
+            return False
+        key, storage = next((k, ref()) for k, (i, ref) in reversed(self._known.items()) if i == made)
+        del trace.events[at], trace.places[at], trace.allocs[made]
+        self._known[key] = (index, weakref.ref(storage, lambda _: self._end(key, index)))
+        return True
 
     def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
         value: Any = READS[func]
@@ -291,3 +312,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._starts.append(torch._C._autograd._get_sequence_nr())
         self._paths.append(self._modules[-1] if self._modules else "")
+
+
+def adds_in_place(addend: Tensor) -> bool:
+    """Whether autograd, which adds up the gradients that meet at a node, would add to `addend` in place.
+
+    Under a dispatch mode it never does. Otherwise it does where nobody else holds the storage, which here shows in the
+    addend's end right behind the sum. A sum that a Python backward makes itself is left as it is.
+
+    Source: InputBuffer::accumulate, can_accumulate_inplace, torch/csrc/autograd/input_buffer.cpp, torch 2.13.
+    """
+    if torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled() or in_python_backward():
+        return False
+    return not addend._is_view() and addend.untyped_storage().nbytes() == addend.numel() * addend.element_size()
