@@ -58,8 +58,7 @@ def float32(value: float) -> float:
 
 
 def earlier_benchmarks() -> None:
-    """The speed benchmarks of the same process, as far as they leave memory behind: cuBLAS on the thread of forward
-    and on that of backward."""
+    """What the speed benchmarks of the same process leave behind: cuBLAS's memory of both threads."""
     x = torch.zeros(8, 8, dtype=BF16, requires_grad=True)
     F.linear(x, x).sum().backward()
 
@@ -160,9 +159,10 @@ def rms_norm(width: int) -> Make:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding by two halves."""
-    half = x.shape[-1] // 2
-    return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
+    """Rotary embedding by two halves, cut in this order: backward takes the cuts in the reverse."""
+    products, half = x * cos, x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return products + torch.cat((-second, first), dim=-1) * sin
 
 
 def rope(width: int, seq: int) -> Make:
