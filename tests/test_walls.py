@@ -55,7 +55,7 @@ TORCH_FREE = (
 )
 
 
-LONGEST = {"cli.py": 340}
+LONGEST = {"cli.py": 380}
 """Lines of files that may pass 300: the command line is a list, one line for each option of each verb."""
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import _engine_run_backward
 
 from memplan.errors import MemplanError
 from memplan.trace.events import Frame
@@ -58,19 +56,6 @@ def in_optimizer() -> bool:
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename.startswith(OPTIM_FOLDER):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def in_python_backward() -> bool:
-    """Whether the op was called by the backward of a `torch.autograd.Function`, and not by the engine around it."""
-    node: Any = torch._C._current_autograd_node()
-    if not isinstance(node, BackwardCFunction):
-        return False
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code is not _engine_run_backward.__code__:
-        if frame.f_code is BackwardCFunction.apply.__code__:
             return True
         frame = frame.f_back
     return False

@@ -5,7 +5,6 @@ in-place ops make no event; an in-place resize ends the storage's old size and b
 """
 
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,8 +14,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memplan.trace.accumulation import adds_in_place
 from memplan.trace.events import Alloc, Mark, Sync, Trace, order_frees
-from memplan.trace.frames import caller, in_optimizer, in_python_backward, stack, untraceable
+from memplan.trace.frames import caller, in_optimizer, stack, untraceable
+from memplan.trace.module_paths import ModulePaths
 
 READS = {torch.ops.aten._local_scalar_dense.default: 1, torch.ops.aten.is_nonzero.default: True}
 """Ops that give a value to Python, and the value that a trace goes on with."""
@@ -30,8 +31,6 @@ SUM = torch.ops.aten.add.Tensor
 RECOMPUTING = "recompute"
 IN_ORDER = ("forward", "loss")
 """Phases whose ops outside of modules belong to the model as a whole."""
-LEAF_SEQUENCE = (1 << 63) - 1
-"""Nodes at or above this number accumulate gradients. Source: AccumulateGrad, torch/csrc/autograd, torch 2.13."""
 
 
 Hidden = Callable[[Any, Any, Any], Iterable[tuple[str, int, bool]]]
@@ -67,11 +66,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._frames = frames
         self._logits_width = logits_width
         self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage -> index of its Alloc
-        self._modules: list[str] = []
-        self._starts: list[int] = []  # sequence numbers at which the module on top changed
-        self._paths: list[str] = []
+        self._paths = ModulePaths()
         self._hooks: list[Any] = []
-        self._names: dict[int, str] = {}
         self._place = ""  # module of the last op
         self._sum: tuple[int, int | None] = (0, None)  # event of a sum of gradients, and its first addend
 
@@ -101,11 +97,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = phase
         self.trace.marks.append(Mark(at=len(self.trace.events), phase=phase))
 
-    def name_modules(self, model: nn.Module) -> None:
-        """Calls the modules inside `model` by their paths."""
-        for path, module in model.named_modules():
-            self._names[id(module)] = path
-
     def claim(self, tensor: Tensor, category: str, module: str = "") -> None:
         """Says what the storage of `tensor` is for and whose it is; one made before the recorder is noted now."""
         storage = tensor.untyped_storage()
@@ -118,7 +109,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def claim_model(self, model: nn.Module) -> None:
         """Claims parameters and buffers, and each gradient as soon as it is there."""
-        self.name_modules(model)
+        self._paths.name(model)
         for name, parameter in model.named_parameters():
             self.claim(parameter, "params", name.rpartition(".")[0])
             if parameter.requires_grad:
@@ -173,7 +164,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             phase = "backward"
         elif self._in_optimizer:
             phase = "optimizer"
-        elif self.phase == "init" and not self._modules:
+        elif self.phase == "init" and self._paths.running is None:
             return
         if phase != self.phase:
             self.mark(phase)
@@ -253,9 +244,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._known[key]
             if self._sum[1] == index and self._take_over(index):
                 return
-            self.trace.allocs[index].died = RECOMPUTING if self._modules and self.phase == "backward" else self.phase
+            self.trace.allocs[index].died = RECOMPUTING if self._recomputes else self.phase
             self.trace.events.append(~index)
             self.trace.places.append(self._place)
+
+    @property
+    def _recomputes(self) -> bool:
+        return self.phase == "backward" and self._paths.running is not None
 
     def _take_over(self, index: int) -> bool:
         """Gives the storage of a sum to the addend that ended right behind it, as if it had been added to in place."""
@@ -284,44 +279,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _here(self) -> tuple[str, str | None]:
         """Phase and module of the op that runs now; in backward, the module whose forward made the node. None where
         only the op's arguments can tell: optimizers and the accumulation of gradients."""
-        if self._modules:
-            phase = RECOMPUTING if self.phase == "backward" else self.phase
-            return phase, self._modules[-1]
+        if self._paths.running is not None:
+            return RECOMPUTING if self._recomputes else self.phase, self._paths.running
         node: Any = torch._C._current_autograd_node()  # None outside of backward
         if node is None:
             return self.phase, "" if self.phase in IN_ORDER else None
-        number = node._sequence_nr()
-        if number >= LEAF_SEQUENCE or number < 0:
-            return self.phase, None
-        at = bisect_right(self._starts, number) - 1
-        return self.phase, self._paths[at] if at >= 0 else ""
+        return self.phase, self._paths.of_node(node)
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
-        if self._guesses and not self._modules and id(module) not in self._claimed:
+        if self._guesses and self._paths.running is None and id(module) not in self._claimed:
             self._claimed.update(id(inner) for inner in module.modules())
             self.claim_model(module)
-        self._modules.append(self._names.get(id(module), type(module).__name__))
-        self._note_path()
+        self._paths.enter(module, forward=self.phase != "backward")
 
     def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self._modules.pop()
-        self._note_path()
-
-    def _note_path(self) -> None:
-        if self.phase == "backward":
-            return
-        self._starts.append(torch._C._autograd._get_sequence_nr())
-        self._paths.append(self._modules[-1] if self._modules else "")
-
-
-def adds_in_place(addend: Tensor) -> bool:
-    """Whether autograd, which adds up the gradients that meet at a node, would add to `addend` in place.
-
-    Under a dispatch mode it never does. Otherwise it does where nobody else holds the storage, which here shows in the
-    addend's end right behind the sum. A sum that a Python backward makes itself is left as it is.
-
-    Source: InputBuffer::accumulate, can_accumulate_inplace, torch/csrc/autograd/input_buffer.cpp, torch 2.13.
-    """
-    if torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled() or in_python_backward():
-        return False
-    return not addend._is_view() and addend.untyped_storage().nbytes() == addend.numel() * addend.element_size()
+        self._paths.leave(forward=self.phase != "backward")
