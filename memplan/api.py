@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.errors import MemplanError
-from memplan.record import Check, Estimate, Fit, ParityReport, RungResult, TracedRun
+from memplan.record import Check, Estimate, Fit, ParityReport, RungResult, TracedRun, TracedSteps
 from memplan.spec import DeviceSpec, Ladder, RunSpec, StepSpec
 from memplan.spec.device import CPU, card
 
 if TYPE_CHECKING:
     from memplan.analysis import Agreement
+    from memplan.analysis.published import PublishedPair
     from memplan.ladder.runner import Climb, Note
 
 REPORTS = Path("reports")
 """Where climbs without `--out` go, below the current folder."""
+PUBLISHED = Path("ladders/published")
+"""Where published figures are, below the current folder."""
 DEFAULT_CARD = "h100-80g"
 """The card that is assumed where none is named, as in `memplan.ladder.points`."""
 
@@ -89,13 +92,25 @@ def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit]:
 
     run = found[0].run
     answer = simulate(run)
-    limit_bytes = question.gate_bytes if question.gate_bytes is not None else device.capacity_bytes
+    return answer, traced_fit(answer.steps, question.gate_bytes)
+
+
+def trace_entry(entry: str, device: DeviceSpec, gate_bytes: int | None) -> tuple[TracedSteps, Fit]:
+    """What the trace says about the step that `entry`, `pkg.mod:make_step`, builds, on `device`."""
+    from memplan.backends.simulated import simulate_entry
+    from memplan.models.user_factory import load_entry
+
+    answer = simulate_entry(load_entry(entry), device)
+    return answer, traced_fit(answer, gate_bytes)
+
+
+def traced_fit(steps: TracedSteps, gate_bytes: int | None) -> Fit:
+    """Whether traced steps stay under the gate, or else find room on their card, fragments included."""
+    limit_bytes = gate_bytes if gate_bytes is not None else steps.device.capacity_bytes
     fits = None
     if limit_bytes is not None:
-        fits = answer.out_of_memory is None if question.gate_bytes is None else answer.needed_bytes <= limit_bytes
-    return answer, Fit(
-        gate_bytes=question.gate_bytes, limit_bytes=limit_bytes, fits=fits, max_batch=None, max_batch_unchunked=None
-    )
+        fits = steps.out_of_memory is None if gate_bytes is None else steps.needed_bytes <= limit_bytes
+    return Fit(gate_bytes=gate_bytes, limit_bytes=limit_bytes, fits=fits, max_batch=None, max_batch_unchunked=None)
 
 
 def estimated_device(device: str | None, gpu: str | None) -> DeviceSpec:
@@ -159,3 +174,23 @@ def calibrate(folders: Sequence[Path]) -> tuple[tuple[RungResult, ...], "Agreeme
         row for folder in folders for row in read_rows(folder if folder.suffix == ".jsonl" else folder / "ladder.jsonl")
     )
     return rows, agreement(rows)
+
+
+def published(folders: Sequence[Path], *, say: Callable[[str], None]) -> "tuple[PublishedPair, ...]":
+    """The published figures of some folders against trace and estimate, the worst first; `say` hears each row's name."""
+    from memplan.analysis.published import PublishedPair, peak_of, worst_first
+    from memplan.backends.environment import installed_version
+    from memplan.spec.published import read_published
+
+    rows = [row for folder in folders or [PUBLISHED] for row in read_published(folder)]
+    if installed_version("torch") is None:
+        raise MemplanError("torch is not installed.", "Type: pip install torch")
+    from memplan.backends.scripted import trace_published
+
+    pairs = []
+    for row in rows:
+        say(row.name)
+        asked = None if row.question is None else estimate(row.question, row.device)[0].peak_allocated_bytes
+        traced = peak_of(trace_published(row), row.reads)
+        pairs.append(PublishedPair(row=row, traced_bytes=traced, estimated_bytes=asked))
+    return worst_first(pairs)

@@ -14,7 +14,7 @@ from memplan import api
 from memplan.errors import MemplanError, NothingMeasuredError
 from memplan.record import Fit
 from memplan.spec import Ladder
-from memplan.units import decimal_note, parse_percent
+from memplan.units import decimal_note, parse_bytes, parse_percent
 
 DEFAULT_MODEL = "molmo2-4b"
 
@@ -129,7 +129,7 @@ def estimate(
         raise MemplanError(f"Unknown method {method!r}.", "Type --method formulas or --method trace.")
     if method == "trace":
         trace(model, rung, batch, chunks, seq, images, ckpt, loss, precision, optimizer, attention, norm, clip, gpu,
-              device, gate, None, output)  # fmt: skip
+              device, gate, None, None, output)  # fmt: skip
         return
     from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table
     from memplan.report.render import check_form, render
@@ -168,29 +168,38 @@ def trace(
     device: Annotated[str | None, typer.Option("--device", help="cpu, to trace under the host's rules.")] = None,
     gate: Gate = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Picture of the step, .png or .svg.")] = None,
+    entry: Annotated[str | None, typer.Option("--entry", help="A step of yours: pkg.mod:make_step.")] = None,
     output: Output = "table",
 ) -> None:
     """Run the real step on fake tensors under a card's rules: the peak, where it is, and who is alive there."""
     from memplan.report.estimate_page import assumptions
     from memplan.report.render import check_form, render
     from memplan.report.timeline_plot import timeline_plot
-    from memplan.report.trace_page import trace_json, trace_page, trace_phase_table
+    from memplan.report.trace_page import run_heading, trace_json, trace_page, trace_phase_table
 
     check_form(output)
     given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
                    attention=attention, norm=norm, clip=clip, gate=gate)  # fmt: skip
-    question = _one_rung(rung, batch, chunks, given, name="trace")
-    answer, fit = api.trace(question, api.estimated_device(device, gpu))
-    _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
-    if plot is not None:
-        name = "gate" if fit.gate_bytes is not None else answer.run.device.name
-        timeline_plot(answer, plot, gate_bytes=fit.limit_bytes, gate_name=name)
-    if output == "table":
-        _print(trace_page(answer, fit))
-    elif output in ("json", "jsonl"):
-        _print_json([trace_json(answer, fit)], lines=output == "jsonl", single=True)
+    on = api.estimated_device(device, gpu)
+    if entry is not None:
+        if given.keys() - {"gate"} or rung or batch or chunks:
+            raise MemplanError("--entry brings its own model and step.", "Leave the options about them out.")
+        steps, fit = api.trace_entry(entry, on, None if gate is None else parse_bytes(gate))
+        title, heading, answer = entry, f"{entry}\ntraced for {on.name}", trace_json(steps, fit)
     else:
-        _print(render(trace_phase_table(answer), output))
+        traced, fit = api.trace(_one_rung(rung, batch, chunks, given, name="trace"), on)
+        _say(assumptions(traced.run, given.keys() | _given(gpu=gpu).keys()))
+        steps, heading, answer = traced.steps, run_heading(traced), trace_json(traced, fit)
+        title = traced.run.title
+    if plot is not None:
+        name = "gate" if fit.gate_bytes is not None else on.name
+        timeline_plot(steps, plot, title=title, gate_bytes=fit.limit_bytes, gate_name=name)
+    if output == "table":
+        _print(trace_page(steps, fit, heading=heading))
+    elif output in ("json", "jsonl"):
+        _print_json([answer], lines=output == "jsonl", single=True)
+    else:
+        _print(render(trace_phase_table(steps), output))
     _end_at_gate(fit)
 
 
@@ -245,16 +254,29 @@ def verify(
 
 @app.command()
 def calibrate(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of ladders, or their jsonl files.", metavar="DIR...")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of ladders, or their jsonl files.", metavar="DIR...")
+    ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Hold traces against printed figures, of ladders/published or of DIR.")
+    ] = False,
     within: Annotated[str, typer.Option("--within", help="Largest error that is agreement.")] = "2%",
     output: Output = "table",
 ) -> None:
-    """Hold estimates against measurements, the worst row first."""
+    """Hold estimates against measurements, or traces against published figures, the worst row first."""
     from memplan.report.ladder_table import agreement_table, provenance
     from memplan.report.render import check_form, render, wants_rich
 
     check_form(output)
     within_frac = parse_percent(within)
+    if published:
+        from memplan.report.published_table import published_table
+
+        pairs = api.published(folders or (), say=lambda name: _say([f"tracing {name}"]))
+        _print(render(published_table(pairs), output, rich=wants_rich()))
+        raise typer.Exit(0 if all(pair.holds(within_frac) for pair in pairs) else 1)
+    if not folders:
+        raise MemplanError("calibrate needs a folder of results.", "Type memplan calibrate reports/NAME.")
     rows, found = api.calibrate(folders)
     if not found.pairs:
         raise NothingMeasuredError("None of these rows has both an estimate and a measurement.")

@@ -27,7 +27,7 @@ SURFACE = {
     "models": OUT,
     "doctor": OUT,
     "verify": {"RUNGS", "--model", "--device"} | STEP | OUT,
-    "calibrate": {"DIR...", "--within"} | OUT,
+    "calibrate": {"DIR...", "--published", "--within"} | OUT,
 }
 """Verbs and their options. Adding one is a change to this table; removing or renaming one breaks somebody's script."""
 
@@ -203,6 +203,18 @@ def test_calibrate_judges(
     append_row(tmp_path / "ladder.jsonl", row_of(estimated_bytes=estimated, peak_allocated_bytes=100))
     assert run(monkeypatch, "calibrate", str(tmp_path), "--within", within, "-o", "md") == code
     assert capsys.readouterr().out.startswith("| model | rung |")
+
+
+@pytest.mark.parametrize(("figure", "code"), [("8MiB", 0), ("9MiB", 1)])
+def test_calibrate_holds_traces_against_published_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], figure: str, code: int
+) -> None:
+    (tmp_path / "step.py").write_text("import torch\ndef make():\n    return lambda: torch.zeros(1 << 21)\n")
+    (tmp_path / "X-1.toml").write_text(
+        f'source = "a page"\nfigure = "{figure}"\ngpu = "a100-80g"\nstep = "step.py:make"\n'
+    )
+    assert run(monkeypatch, "calibrate", "--published", str(tmp_path), "-o", "md") == code
+    assert "X-1" in capsys.readouterr().out
 
 
 def test_calibrate_with_nothing_measured_exits_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

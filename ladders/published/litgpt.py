@@ -1,0 +1,211 @@
+"""LitGPT's `finetune/lora.py` on one GPU: one iteration on the longest sample, as of October 2023.
+
+Written from Lightning-AI/litgpt@8641822, which the table names (lit_gpt/model.py, lora.py, config.py, utils.py and
+finetune/lora.py), with the norm of @6178c7cc: it raises its input to fp32 and was committed on 2023-10-24, between the
+table's date and its publication on 2023-10-27. What matters for memory there:
+
+- the adapters sit on the fused qkv matrix, for q and v only: their part is padded with zeros to all of it by an
+  out-of-place `index_copy`, which keeps both the padded part's source and the index;
+- the head runs over 128 tokens at a time, and Fabric gives back outputs in the default dtype (lightning 2.1,
+  `HalfPrecision.convert_output`): all logits stay in fp32 from forward to the end of the iteration;
+- the longest sample comes in the first iteration, before there is any gradient or optimizer state.
+
+Letters: `B` batch, `S` sequence, `H` hidden, `A` heads, `D` head size, `V` vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+RANK = 8
+DROPOUT = 0.05
+SCALE = 2.0
+HEAD_ROWS = 128
+IGNORED = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A model of lit_gpt/config.py."""
+
+    layers: int
+    """Blocks."""
+    hidden: int
+    """H."""
+    heads: int
+    """A, all with keys and values of their own."""
+    ffn: int
+    """Width of the feed-forward layer."""
+    vocab: int
+    """V, padded."""
+    rotary: int
+    """Elements of a head that are rotated."""
+    llama: bool = False
+    """RMSNorm, gated SiLU, one branch after the other and no biases; else LayerNorm, GELU, both branches at once."""
+    one_norm: bool = False
+    """Whether both branches read the same norm."""
+    head_bias: bool = False
+    """Bias on the head."""
+    gelu: str = "none"
+    """GELU's approximation."""
+
+
+SHAPES = {
+    "phi-1.5": Shape(layers=24, hidden=2048, heads=32, ffn=8192, vocab=51200, rotary=32, one_norm=True,
+                     head_bias=True, gelu="tanh"),
+    "stablelm-base-alpha-3b": Shape(layers=16, hidden=4096, heads=32, ffn=16384, vocab=50688, rotary=32),
+    "llama-2-7b": Shape(layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000, rotary=128, llama=True),
+    "llama-2-13b": Shape(layers=40, hidden=5120, heads=40, ffn=13824, vocab=32000, rotary=128, llama=True),
+}  # fmt: skip
+
+
+class Norm(nn.Module):
+    """RMSNorm in fp32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = x.float()
+        x = x * torch.rsqrt(torch.mean(x * x, dim=-1, keepdim=True) + 1e-5)
+        return (self.weight * x).to(dtype)
+
+
+class AdaptedQkv(nn.Module):
+    """A frozen fused projection [H, 3H] with adapters for q and v."""
+
+    def __init__(self, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 3 * width, bias=bias)
+        self.lora_down = nn.Parameter(torch.zeros(2 * RANK, width))
+        self.lora_up = nn.Parameter(torch.zeros(2 * width, RANK))
+        self.dropout = nn.Dropout(DROPOUT)
+        self.columns = [*range(width), *range(2 * width, 3 * width)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        frozen = self.linear(x)
+        inner = F.linear(self.dropout(x), self.lora_down)
+        outer = F.conv1d(inner.transpose(1, 2), self.lora_up.unsqueeze(-1), groups=2).transpose(1, 2)
+        return frozen + self.padded(outer) * SCALE
+
+    def padded(self, x: Tensor) -> Tensor:
+        """[B, S, 2H] -> [B, S, 3H], zeros for k."""
+        x = x.transpose(0, 1)
+        width = self.linear.out_features
+        whole = x.new_zeros(*x.shape[:-1], width).view(-1, width)
+        whole = whole.index_copy(1, torch.tensor(self.columns), x.reshape(-1, x.size(-1)))
+        return whole.view(*x.shape[:-1], width).transpose(0, 1)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x` [B, A, S, D] rotated by two halves; the tables are fp16, so the products are fp32."""
+    half = x.size(-1) // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * cos + turned * sin).type_as(x)
+
+
+class Attention(nn.Module):
+    """[B, S, H] -> [B, S, H]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.qkv = AdaptedQkv(shape.hidden, bias=not shape.llama)
+        self.out = nn.Linear(shape.hidden, shape.hidden, bias=not shape.llama)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, seq, width = x.shape
+        part = self.shape.rotary
+        qkv = self.qkv(x).view(batch, seq, self.shape.heads, 3, -1).permute(0, 2, 3, 1, 4)
+        q, k, v = (t.squeeze(2) for t in qkv.split(1, dim=2))
+        q, k = (torch.cat((rotated(t[..., :part], cos, sin), t[..., part:]), dim=-1) for t in (q, k))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(out.transpose(1, 2).reshape(batch, seq, width))
+
+
+class Mlp(nn.Module):
+    """Gated SiLU, or one GELU between two matrices."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gelu = None if shape.llama else shape.gelu
+        self.up = nn.Linear(shape.hidden, shape.ffn, bias=not shape.llama)
+        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False) if shape.llama else None
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=not shape.llama)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x), approximate=self.gelu))
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """[B, S, H] -> [B, S, H]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        norm = Norm if shape.llama else nn.LayerNorm
+        self.llama = shape.llama
+        self.attn_norm = norm(shape.hidden)
+        self.attn = Attention(shape)
+        self.mlp_norm = None if shape.one_norm else norm(shape.hidden)
+        self.mlp = Mlp(shape)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        normed = self.attn_norm(x)
+        h = self.attn(normed, cos, sin)
+        if self.llama:
+            x = x + h
+            return x + self.mlp(self.mlp_norm(x))
+        return x + h + self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
+
+
+class Gpt(nn.Module):
+    """Tokens [B, S] -> logits of 128 tokens each."""
+
+    def __init__(self, shape: Shape, seq: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape.hidden, shape.vocab, bias=shape.head_bias)
+        self.tokens = nn.Embedding(shape.vocab, shape.hidden)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = Norm(shape.hidden) if shape.llama else nn.LayerNorm(shape.hidden)
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.zeros(seq, shape.rotary, dtype=torch.float16))
+
+    def forward(self, tokens: Tensor) -> list[Tensor]:
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return [self.head(part) for part in self.norm(x).split(HEAD_ROWS, dim=1)]
+
+
+def lora(*, model: str, batch: int, seq: int) -> Callable[[], None]:
+    """The iteration: bf16 weights, adapters trained by AdamW."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        gpt = Gpt(SHAPES[model], seq)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, parameter in gpt.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    optimizer = torch.optim.AdamW([p for p in gpt.parameters() if p.requires_grad], lr=3e-4, weight_decay=0.01)
+    tokens, labels = (torch.zeros(batch, seq, dtype=torch.long) for _ in range(2))
+
+    def step() -> None:
+        logits = [part.float() for part in gpt(tokens)]
+        logits[-1] = logits[-1][..., :-1, :]
+        targets = labels[..., 1:].split(HEAD_ROWS, dim=1)
+        losses = [
+            F.cross_entropy(part.reshape(-1, part.size(-1)), target.reshape(-1), ignore_index=IGNORED, reduction="none")
+            for part, target in zip(logits, targets, strict=True)
+        ]
+        torch.cat(losses).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

@@ -1,0 +1,50 @@
+"""Trace and estimate against figures that others measured and printed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memplan.record import TraceReport
+from memplan.spec.published import Published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedPair:
+    """One figure, and what the witnesses say."""
+
+    row: Published
+    """The figure."""
+    traced_bytes: int
+    """What the trace says."""
+    estimated_bytes: int | None
+    """What the formulas say; None where they do not speak of the step."""
+
+    @property
+    def traced_error_frac(self) -> float:
+        """Trace over figure, less 1: positive when the trace is too high."""
+        return self.traced_bytes / self.row.figure_bytes - 1
+
+    @property
+    def estimated_error_frac(self) -> float | None:
+        """Estimate over figure, less 1."""
+        return None if self.estimated_bytes is None else self.estimated_bytes / self.row.figure_bytes - 1
+
+    def holds(self, within_frac: float) -> bool:
+        """Whether the trace is within `within_frac` of the figure; of a compiled step's, not below it by more."""
+        if self.row.compiled:
+            return self.traced_error_frac >= -within_frac
+        return abs(self.traced_error_frac) <= within_frac
+
+
+def peak_of(report: TraceReport, reads: str) -> int:
+    """The peak that a figure reads: `allocated`, `active` or `reserved`."""
+    peaks = {
+        "allocated": report.peak_allocated_bytes,
+        "active": report.peak_active_bytes,
+        "reserved": report.peak_reserved_bytes,
+    }
+    return peaks[reads]
+
+
+def worst_first(pairs: Iterable[PublishedPair]) -> tuple[PublishedPair, ...]:
+    """The pairs by the trace's absolute error, the largest first; upper bounds behind all others."""
+    return tuple(sorted(pairs, key=lambda pair: (pair.row.compiled, -abs(pair.traced_error_frac))))

@@ -1,0 +1,106 @@
+"""A peak that somebody else measured and printed, with the step that made it. Comes from a TOML file."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import MemplanError, near_names
+from memplan.spec.device import DeviceSpec, card
+from memplan.spec.ladder import Ladder
+from memplan.units import parse_bytes
+
+READS = ("allocated", "active", "reserved")
+WINDOWS = ("first_step", "steady")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One printed figure."""
+
+    name: str
+    """The file's name without its ending."""
+    source: str
+    """Where it is printed."""
+    figure_bytes: int
+    """The figure."""
+    reads: str
+    """Which peak it is: `allocated`, `active` or `reserved`."""
+    window: str
+    """`first_step`, everything from the start of the process to the end of one step, or `steady`, a later step."""
+    compiled: bool
+    """Whether the step was compiled: an eager trace is then an upper bound."""
+    device: DeviceSpec
+    """Card that it was measured on."""
+    script: Path
+    """Python file that defines the step."""
+    function: str
+    """Function in it that builds the step and returns it, to be called without arguments."""
+    arguments: dict[str, Any]
+    """What the function is called with."""
+    question: Ladder | None
+    """The same step as a ladder of one rung, for the estimate; None where no built-in model is like it."""
+
+    @staticmethod
+    def from_toml(path: Path) -> "Published":
+        """The figure that a file describes; MemplanError names what is missing, unknown or of a wrong kind."""
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise MemplanError(f"{path} cannot be read: {error}.") from None
+        for key in data:
+            if key not in KINDS:
+                raise MemplanError(f"{path}: unknown key {key!r}.", near_names(key, KINDS))
+        for key, kind in KINDS.items():
+            if not isinstance(data.setdefault(key, DEFAULTS.get(key)), kind):
+                raise MemplanError(f"{path}: {key} is {data[key]!r}; it must be a {kind.__name__}.")
+        for key, known in (("reads", READS), ("window", WINDOWS)):
+            if data[key] not in known:
+                raise MemplanError(f"{path}: unknown {key} {data[key]!r}.", near_names(data[key], known))
+        script, colon, function = data["step"].partition(":")
+        if not colon:
+            raise MemplanError(f"{path}: step is {data['step']!r}.", "Write it like torchtune.py:full_finetune.")
+        question = data["question"]
+        return Published(
+            name=path.stem,
+            source=data["source"],
+            figure_bytes=parse_bytes(data["figure"]),
+            reads=data["reads"],
+            window=data["window"],
+            compiled=data["compiled"],
+            device=card(data["gpu"]),
+            script=path.parent / script,
+            function=function,
+            arguments=data["arguments"],
+            question=Ladder.from_dict(question, name=path.stem, origin=str(path)) if question else None,
+        )
+
+
+KINDS: dict[str, type] = {
+    "source": str,
+    "figure": str,
+    "reads": str,
+    "window": str,
+    "compiled": bool,
+    "gpu": str,
+    "step": str,
+    "arguments": dict,
+    "question": dict,
+}
+DEFAULTS: dict[str, Any] = {
+    "reads": "allocated",
+    "window": "steady",
+    "compiled": False,
+    "arguments": {},
+    "question": {},
+}
+
+
+def read_published(folder: Path) -> tuple[Published, ...]:
+    """The figures of a folder's TOML files, by name; MemplanError when there are none."""
+    paths = sorted(folder.glob("*.toml"))
+    if not paths:
+        raise MemplanError(
+            f"There is no published figure in {folder}.", "Name the folder that holds their .toml files."
+        )
+    return tuple(Published.from_toml(path) for path in paths)

@@ -1,0 +1,44 @@
+"""Traces against published figures: errors by hand, the worst first, upper bounds apart."""
+
+from pathlib import Path
+
+import pytest
+
+from memplan.analysis.published import PublishedPair, worst_first
+from memplan.report.published_table import published_table
+from memplan.report.render import render
+from memplan.spec.device import card
+from memplan.spec.published import Published
+
+
+def pair(name: str, traced: int, estimated: int | None = None, *, compiled: bool = False) -> PublishedPair:
+    row = Published(
+        name=name,
+        source="a page",
+        figure_bytes=1000,
+        reads="allocated",
+        window="steady",
+        compiled=compiled,
+        device=card("a100-80g"),
+        script=Path("step.py"),
+        function="make",
+        arguments={},
+        question=None,
+    )
+    return PublishedPair(row=row, traced_bytes=traced, estimated_bytes=estimated)
+
+
+def test_errors_are_sorted_and_upper_bounds_come_last() -> None:
+    pairs = worst_first([pair("A", 1001), pair("B", 1300, compiled=True), pair("C", 980, 1100)])
+    assert [found.row.name for found in pairs] == ["C", "A", "B"]
+    assert pairs[0].traced_error_frac == pytest.approx(-0.02)
+    assert pairs[0].estimated_error_frac == pytest.approx(0.1)
+    assert pairs[1].estimated_error_frac is None
+    text = render(published_table(pairs), "md")
+    assert "2 eager rows: largest error of the trace 2.00 %" in text
+    assert "upper bound" in text
+
+
+def test_an_upper_bound_holds_above_the_figure_only() -> None:
+    assert [pair("A", traced).holds(0.02) for traced in (979, 981, 1019, 1021)] == [False, True, True, False]
+    assert [pair("A", traced, compiled=True).holds(0.02) for traced in (979, 981, 1500)] == [False, True, True]
