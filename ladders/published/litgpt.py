@@ -1,13 +1,15 @@
-"""LitGPT's `finetune/lora.py` on one GPU: one iteration on the longest sample, as of October 2023.
+"""LitGPT's LoRA, Adapter and Adapter v2 on one GPU: one iteration on the longest sample, as of October 2023.
 
-Written from Lightning-AI/litgpt@8641822, which the table names (lit_gpt/model.py, lora.py, config.py, utils.py and
-finetune/lora.py), with the norm of @6178c7cc: it raises its input to fp32 and was committed on 2023-10-24, between the
-table's date and its publication on 2023-10-27. What matters for memory there:
+Written from Lightning-AI/litgpt@8641822, which the table names (lit_gpt/model.py, lora.py, adapter.py, adapter_v2.py,
+config.py, utils.py and the scripts), with the norm of @6178c7cc: it raises its input to fp32 and was committed on
+2023-10-24, between the table's date and its publication on 2023-10-27. What matters for memory there:
 
-- the adapters sit on the fused qkv matrix, for q and v only: their part is padded with zeros to all of it by an
+- LoRA's adapters sit on the fused qkv matrix, for q and v only: their part is padded with zeros to all of it by an
   out-of-place `index_copy`, which keeps both the padded part's source and the index;
 - the head runs over 128 tokens at a time, and Fabric gives back outputs in the default dtype (lightning 2.1,
   `HalfPrecision.convert_output`): all logits stay in fp32 from forward to the end of the iteration;
+- Adapter adds attention to 10 trained rows in all blocks but the first two, under a mask; Adapter v2 besides scales
+  and shifts the outputs of all linears, for which each output is kept, and trains the norms;
 - the longest sample comes in the first iteration, before there is any gradient or optimizer state.
 
 Letters: `B` batch, `S` sequence, `H` hidden, `A` heads, `D` head size, `V` vocabulary.
@@ -24,6 +26,8 @@ RANK = 8
 DROPOUT = 0.05
 SCALE = 2.0
 HEAD_ROWS = 128
+PROMPT_ROWS = 10
+FIRST_PROMPTED = 2
 IGNORED = -1
 
 
@@ -102,6 +106,24 @@ class AdaptedQkv(nn.Module):
         return whole.view(*x.shape[:-1], width).transpose(0, 1)
 
 
+class ScaledLinear(nn.Module):
+    """Adapter v2: a frozen linear, its output shifted and scaled."""
+
+    def __init__(self, width: int, out: int, *, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, out, bias=bias)
+        self.adapter_bias = nn.Parameter(torch.zeros(out))
+        self.adapter_scale = nn.Parameter(torch.ones(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.adapter_scale * (self.linear(x) + self.adapter_bias)
+
+
+def linear(kind: str) -> type[nn.Module]:
+    """The linear of `lora`, `adapter` or `adapter-v2` outside of LoRA's qkv."""
+    return ScaledLinear if kind == "adapter-v2" else nn.Linear
+
+
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`x` [B, A, S, D] rotated by two halves; the tables are fp16, so the products are fp32."""
     half = x.size(-1) // 2
@@ -112,11 +134,19 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """[B, S, H] -> [B, S, H]."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, kind: str, *, prompted: bool) -> None:
         super().__init__()
         self.shape = shape
-        self.qkv = AdaptedQkv(shape.hidden, bias=not shape.llama)
-        self.out = nn.Linear(shape.hidden, shape.hidden, bias=not shape.llama)
+        bias = not shape.llama
+        if kind == "lora":
+            self.qkv = AdaptedQkv(shape.hidden, bias=bias)
+        else:
+            self.qkv = linear(kind)(shape.hidden, 3 * shape.hidden, bias=bias)
+        self.out = linear(kind)(shape.hidden, shape.hidden, bias=bias)
+        self.prompted = prompted
+        if prompted:
+            self.adapter_prompt = nn.Parameter(torch.zeros(PROMPT_ROWS, shape.hidden))
+            self.adapter_gate = nn.Parameter(torch.zeros(1, 1, shape.heads, 1))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, seq, width = x.shape
@@ -124,19 +154,28 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(batch, seq, self.shape.heads, 3, -1).permute(0, 2, 3, 1, 4)
         q, k, v = (t.squeeze(2) for t in qkv.split(1, dim=2))
         q, k = (torch.cat((rotated(t[..., :part], cos, sin), t[..., part:]), dim=-1) for t in (q, k))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(out.transpose(1, 2).reshape(batch, seq, width))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        if self.prompted:
+            out = out + self.adapter_gate * self.attend_prompt(q)
+        return self.out(out.reshape(batch, seq, width))
+
+    def attend_prompt(self, q: Tensor) -> Tensor:
+        """Attention of the queries to the trained rows, [B, S, A, D]."""
+        rows = self.qkv(self.adapter_prompt[None]).view(1, PROMPT_ROWS, self.shape.heads, 3, -1).permute(0, 2, 3, 1, 4)
+        _, k, v = (t.squeeze(2) for t in rows.split(1, dim=2))
+        mask = torch.ones(q.size(2), PROMPT_ROWS, dtype=torch.bool)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
 
 class Mlp(nn.Module):
     """Gated SiLU, or one GELU between two matrices."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, kind: str) -> None:
         super().__init__()
         self.gelu = None if shape.llama else shape.gelu
-        self.up = nn.Linear(shape.hidden, shape.ffn, bias=not shape.llama)
-        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False) if shape.llama else None
-        self.down = nn.Linear(shape.ffn, shape.hidden, bias=not shape.llama)
+        self.up = linear(kind)(shape.hidden, shape.ffn, bias=not shape.llama)
+        self.gate = linear(kind)(shape.hidden, shape.ffn, bias=False) if shape.llama else None
+        self.down = linear(kind)(shape.ffn, shape.hidden, bias=not shape.llama)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -147,14 +186,14 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """[B, S, H] -> [B, S, H]."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, kind: str, *, prompted: bool) -> None:
         super().__init__()
         norm = Norm if shape.llama else nn.LayerNorm
         self.llama = shape.llama
         self.attn_norm = norm(shape.hidden)
-        self.attn = Attention(shape)
+        self.attn = Attention(shape, kind, prompted=prompted)
         self.mlp_norm = None if shape.one_norm else norm(shape.hidden)
-        self.mlp = Mlp(shape)
+        self.mlp = Mlp(shape, kind)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         normed = self.attn_norm(x)
@@ -168,11 +207,12 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Tokens [B, S] -> logits of 128 tokens each."""
 
-    def __init__(self, shape: Shape, seq: int) -> None:
+    def __init__(self, shape: Shape, seq: int, kind: str) -> None:
         super().__init__()
-        self.head = nn.Linear(shape.hidden, shape.vocab, bias=shape.head_bias)
+        self.head = linear(kind)(shape.hidden, shape.vocab, bias=shape.head_bias)
         self.tokens = nn.Embedding(shape.vocab, shape.hidden)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        first = shape.layers if kind == "lora" else FIRST_PROMPTED
+        self.blocks = nn.ModuleList(Block(shape, kind, prompted=at >= first) for at in range(shape.layers))
         self.norm = Norm(shape.hidden) if shape.llama else nn.LayerNorm(shape.hidden)
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.zeros(seq, shape.rotary, dtype=torch.float16))
@@ -184,15 +224,19 @@ class Gpt(nn.Module):
         return [self.head(part) for part in self.norm(x).split(HEAD_ROWS, dim=1)]
 
 
-def lora(*, model: str, batch: int, seq: int) -> Callable[[], None]:
-    """The iteration: bf16 weights, adapters trained by AdamW."""
+TRAINED = {"lora": ("lora_",), "adapter": ("adapter_",), "adapter-v2": ("adapter_", "norm")}
+"""Parts of the names of parameters that train."""
+
+
+def finetune(*, kind: str, model: str, batch: int, seq: int) -> Callable[[], None]:
+    """The iteration: bf16 weights, what `kind` (`lora`, `adapter`, `adapter-v2`) adds trained by AdamW."""
     torch.set_default_dtype(torch.bfloat16)
     try:
-        gpt = Gpt(SHAPES[model], seq)
+        gpt = Gpt(SHAPES[model], seq, kind)
     finally:
         torch.set_default_dtype(torch.float32)
     for name, parameter in gpt.named_parameters():
-        parameter.requires_grad_("lora_" in name)
+        parameter.requires_grad_(any(part in name for part in TRAINED[kind]))
     optimizer = torch.optim.AdamW([p for p in gpt.parameters() if p.requires_grad], lr=3e-4, weight_decay=0.01)
     tokens, labels = (torch.zeros(batch, seq, dtype=torch.long) for _ in range(2))
 

@@ -7,7 +7,7 @@ import pytest
 from memplan.errors import MemplanError
 from memplan.spec.published import Published, read_published
 
-WHOLE = 'source = "a page"\nfigure = "4.82GB"\ngpu = "a100-40g"\nstep = "litgpt.py:lora"\n'
+WHOLE = 'source = "a page"\nfigure = "4.82GB"\ngpu = "a100-40g"\nstep = "litgpt.py:finetune"\n'
 
 
 def read(folder: Path, text: str) -> Published:
@@ -25,7 +25,7 @@ def test_a_figure_is_read_with_its_step(tmp_path: Path) -> None:
         "steady",
         False,
     )
-    assert (row.script, row.function, row.arguments) == (tmp_path / "litgpt.py", "lora", {"batch": 1})
+    assert (row.script, row.function, row.arguments) == (tmp_path / "litgpt.py", "finetune", {"batch": 1})
     assert row.question is not None
     assert row.question.model == ("tiny",)
     assert read(tmp_path, WHOLE).question is None
@@ -38,7 +38,7 @@ def test_a_figure_is_read_with_its_step(tmp_path: Path) -> None:
         (WHOLE.replace('source = "a page"\n', ""), "source is None"),
         (WHOLE + 'reads = "used"\n', "unknown reads"),
         (WHOLE + 'window = "last"\n', "unknown window"),
-        (WHOLE.replace(":lora", ""), "Write it like"),
+        (WHOLE.replace(":finetune", ""), "Write it like"),
         (WHOLE.replace("4.82GB", "much"), "not a size"),
         (WHOLE.replace("a100-40g", "a100"), "Unknown card"),
         (WHOLE + '[question]\nmodel = "tiny"\n', "'rungs' is missing"),
