@@ -177,7 +177,7 @@ def calibrate(folders: Sequence[Path]) -> tuple[tuple[RungResult, ...], "Agreeme
 
 
 def published(folders: Sequence[Path], *, say: Callable[[str], None]) -> "tuple[PublishedPair, ...]":
-    """The published figures of some folders against trace and estimate, the worst first; `say` hears each row's name."""
+    """Published figures of some folders against trace and estimate, the worst first; `say` hears each row's name."""
     from memplan.analysis.published import PublishedPair, peak_of, worst_first
     from memplan.backends.environment import installed_version
     from memplan.spec.published import read_published
