@@ -38,7 +38,7 @@ class Row:
     """One published figure."""
 
     id: str
-    """Its name in our notes."""
+    """Its short name."""
     source: str
     """Where it is printed."""
     figure_mib: float
