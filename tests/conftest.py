@@ -3,7 +3,10 @@
 import os
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("memplan", deadline=None)  # a busy machine is no failure
+settings.load_profile("memplan")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

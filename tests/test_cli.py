@@ -23,7 +23,7 @@ ASKED = {"--model", "--rung", "--batch", "--chunks", "--clip", "--gpu", "--devic
 SURFACE = {
     "ladder": {"RUNGS", "--model"} | STEP | CLIMB | OUT,
     "estimate": ASKED | {"--method"} | STEP | OUT,
-    "trace": ASKED | {"--plot"} | STEP | OUT,
+    "trace": ASKED | {"--plot", "--entry"} | STEP | OUT,
     "models": OUT,
     "doctor": OUT,
     "verify": {"RUNGS", "--model", "--device"} | STEP | OUT,
@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(
 def test_estimate_prints_a_page_and_says_what_it_assumed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "estimate", "--gate", "71GB") == 0
+    assert run(monkeypatch, "estimate", "--gate", "71GB") == 1, "the gate does not hold"
     out, err = capsys.readouterr()
     assert "assumed: molmo2-4b" in err and "h100-80g" in err
     assert "71GB is decimal" in err

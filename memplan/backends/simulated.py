@@ -6,16 +6,19 @@ Of equal blocks only a few are traced; the others' stories follow from theirs, o
 import dataclasses
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from memplan.errors import MemplanError
 from memplan.models.factory import build_model
-from memplan.record.trace import TracedRun, TraceReport
+from memplan.record.trace import TracedRun, TracedSteps, TraceReport
 from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
 from memplan.step.builder import build_step
 from memplan.trace.events import Sync, Trace, settle
+from memplan.trace.frames import raised_at
 from memplan.trace.growth import MIN_UNITS, Stack, grow
 from memplan.trace.replay import Replay, replay, report, timeline
 from memplan.trace.tracing import Tracing, new_memory
@@ -38,17 +41,53 @@ def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
     settle(trace)
     start = trace.marks[story.num_marks].at
     attention = attention_calls(trace, start)
-    first, steady = (replay(trace, new_memory(run.device), start=at) for at in (trace.marks[0].at, start))
     with torch.device("meta"):
         model = build_model(run.model, attention=run.step.attention, norm=run.step.norm)
     return TracedRun(
         run=run,
         params_total=sum(parameter.numel() for parameter in model.parameters()),
         params_trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        first_step=_report(first, run.device, trace.syncs[: story.num_syncs], attention),
-        steady=_report(steady, run.device, trace.syncs[story.num_syncs :], attention),
-        timeline=timeline(steady),
+        steps=two_steps(trace, run.device, trace.marks[0].at, start, story.num_syncs, attention),
         grown=grown,
+    )
+
+
+def simulate_entry(make_step: Callable[[], Callable[[], object]], device: DeviceSpec) -> TracedSteps:
+    """What a step of anybody's needs on `device`: `make_step` builds and returns it, and it is called twice."""
+    with Tracing(device, frames=False) as tracing:
+        try:
+            step = make_step()
+            if not callable(step):
+                raise MemplanError(
+                    f"make_step returned {type(step).__name__}, which cannot be called.", "Let it return the step."
+                )
+            tracing.reset_peak()
+            first_start = len(tracing.trace.events)
+            step()
+            tracing.reset_peak()
+            start, num_syncs = len(tracing.trace.events), len(tracing.trace.syncs)
+            step()
+        except MemplanError:
+            raise
+        except Exception as error:
+            raise MemplanError(
+                f"The step raised {type(error).__name__} at {raised_at(error)}: {str(error).rstrip('.')}.",
+                "It runs on fake CPU tensors; try it on real ones with a small model first.",
+            ) from error
+    settle(tracing.trace)
+    return two_steps(tracing.trace, device, first_start, start, num_syncs, attention_calls(tracing.trace, start))
+
+
+def two_steps(
+    trace: Trace, device: DeviceSpec, first_start: int, start: int, num_syncs: int, attention: dict[str, int]
+) -> TracedSteps:
+    """The answer sheets of a settled trace whose two steps begin at `first_start` and `start`."""
+    first, steady = (replay(trace, new_memory(device), start=at) for at in (first_start, start))
+    return TracedSteps(
+        device=device,
+        first_step=_report(first, device, trace.syncs[:num_syncs], attention),
+        steady=_report(steady, device, trace.syncs[num_syncs:], attention),
+        timeline=timeline(steady),
     )
 
 

@@ -101,7 +101,7 @@ def imagine(run: RunSpec, events: Events) -> dict[str, Any]:
     events.begin("trace")
     from memplan.backends.simulated import simulate
 
-    traced = simulate(run)
+    traced = simulate(run).steps
     for name, report in (("first_step", traced.first_step), ("measured", traced.steady)):
         peak = {
             "allocated_bytes": report.peak_allocated_bytes,

@@ -4,7 +4,16 @@ from memplan.record.fit import Check, Fit
 from memplan.record.memory import CATEGORIES, PHASES, Estimate, MemoryBreakdown, PhasePeak
 from memplan.record.outcome import ParityReport, RungResult, TensorDifference, WindowPeak
 from memplan.record.store import append_row, read_rows
-from memplan.record.trace import LiveTensor, OutOfMemory, PhaseTotals, SyncPoint, Timeline, TracedRun, TraceReport
+from memplan.record.trace import (
+    LiveTensor,
+    OutOfMemory,
+    PhaseTotals,
+    SyncPoint,
+    Timeline,
+    TracedRun,
+    TracedSteps,
+    TraceReport,
+)
 
 __all__ = [
     "CATEGORIES",
@@ -24,6 +33,7 @@ __all__ = [
     "Timeline",
     "TraceReport",
     "TracedRun",
+    "TracedSteps",
     "WindowPeak",
     "append_row",
     "read_rows",

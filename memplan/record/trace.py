@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.record.memory import SCHEMA_VERSION, MemoryBreakdown
+from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
 
 
@@ -147,23 +148,17 @@ class TraceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedRun:
-    """What the trace says about a run: its first step, in which the optimizer makes its state, and later ones."""
+class TracedSteps:
+    """What the trace says about a step that is taken again and again on a device."""
 
-    run: RunSpec
-    """The question."""
-    params_total: int
-    """Parameters, tied ones once."""
-    params_trainable: int
-    """Parameters that train."""
+    device: DeviceSpec
+    """Whose rules held."""
     first_step: TraceReport
-    """The first step."""
+    """The first step, in which an optimizer makes its state."""
     steady: TraceReport
     """Every later step."""
     timeline: Timeline
     """A later step, moment by moment."""
-    grown: bool
-    """Whether the stories of equal blocks were told from a few of them."""
 
     @property
     def needed_bytes(self) -> int:
@@ -172,18 +167,39 @@ class TracedRun:
 
     @property
     def out_of_memory(self) -> OutOfMemory | None:
-        """Where the card's capacity is exceeded first, or None."""
+        """Where the device's capacity is exceeded first, or None."""
         return self.first_step.out_of_memory or self.steady.out_of_memory
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form that scripts may rely on: an estimate's keys and the trace's own."""
+        """The JSON form."""
         return self.steady.to_dict() | {
+            "device": self.device.name,
+            "static_bytes": self.steady.static_bytes,
+            "first_step": {"allocated_bytes": self.first_step.peak_allocated_bytes},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRun:
+    """What the trace says about a run."""
+
+    run: RunSpec
+    """The question."""
+    params_total: int
+    """Parameters, tied ones once."""
+    params_trainable: int
+    """Parameters that train."""
+    steps: TracedSteps
+    """Its steps."""
+    grown: bool
+    """Whether the stories of equal blocks were told from a few of them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form that scripts may rely on: an estimate's keys and the trace's own."""
+        return self.steps.to_dict() | {
             "model": self.run.model.name,
             "run_id": self.run.run_id,
             "params": {"total": self.params_total, "trainable": self.params_trainable},
             "step": dataclasses.asdict(self.run.step),
-            "device": self.run.device.name,
-            "static_bytes": self.steady.static_bytes,
-            "first_step": {"allocated_bytes": self.first_step.peak_allocated_bytes},
             "grown": self.grown,
         }

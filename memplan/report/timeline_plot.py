@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from memplan.errors import MemplanError
-from memplan.record import TracedRun
+from memplan.record import TracedSteps
 from memplan.report.plots import FAINT, INK, OVER
 from memplan.units import GIB, format_bytes, gib, mib
 
@@ -25,7 +25,7 @@ LABEL_WIDTH_FRAC = 0.075
 """Share of the axis that a phase's name takes."""
 
 
-def timeline_plot(traced: TracedRun, path: Path, *, gate_bytes: int | None, gate_name: str) -> None:
+def timeline_plot(traced: TracedSteps, path: Path, *, title: str, gate_bytes: int | None, gate_name: str) -> None:
     """Writes the picture to `path`; MemplanError where it cannot be written or its ending names no kind of picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -56,12 +56,8 @@ def timeline_plot(traced: TracedRun, path: Path, *, gate_bytes: int | None, gate
     axes.set_xticks([])
     axes.set_xlabel("allocations and frees of one step, in order")
     axes.set_ylabel(f"allocated [{unit}]")
-    step = traced.run.step
-    axes.set_title(
-        f"{traced.run.model.name} B{step.batch}c{step.chunks}@{step.ckpt} traced for {traced.run.device.name}: "
-        f"peak {format_bytes(peak)} in {traced.steady.phase}",
-        loc="left", fontsize=10, color=INK,
-    )  # fmt: skip
+    peak_text = f"peak {format_bytes(peak)} in {traced.steady.phase}"
+    axes.set_title(f"{title} traced for {traced.device.name}: {peak_text}", loc="left", fontsize=10, color=INK)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8, reverse=True)
     try:
         figure.savefig(path)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memplan.record import Fit, TracedRun
+from memplan.record import Fit, TracedRun, TracedSteps
 from memplan.report.render import render
 from memplan.report.table import Column, Table
 from memplan.units import format_bytes
@@ -11,7 +11,7 @@ MOST_ALIVE = 10
 """Rows of the table of what is alive at the peak."""
 
 
-def trace_json(traced: TracedRun, fit: Fit) -> dict[str, Any]:
+def trace_json(traced: TracedRun | TracedSteps, fit: Fit) -> dict[str, Any]:
     """The JSON form: the trace's own keys and what was held against them."""
     return traced.to_dict() | {
         "gate_bytes": fit.gate_bytes,
@@ -21,12 +21,12 @@ def trace_json(traced: TracedRun, fit: Fit) -> dict[str, Any]:
     }
 
 
-def trace_page(traced: TracedRun, fit: Fit) -> str:
-    """The page as plain text."""
+def trace_page(traced: TracedSteps, fit: Fit, *, heading: str) -> str:
+    """The page as plain text, under `heading`."""
     report = traced.steady
     shares = [f"{name} {format_bytes(size)}" for name, size in report.breakdown.to_dict().items() if size]
     lines = [
-        _heading(traced),
+        heading,
         "",
         render(trace_phase_table(traced)),
         "",
@@ -45,7 +45,7 @@ def trace_page(traced: TracedRun, fit: Fit) -> str:
     return "\n".join([*lines, *_conclusion(traced, fit)])
 
 
-def trace_phase_table(traced: TracedRun) -> Table:
+def trace_phase_table(traced: TracedSteps) -> Table:
     """Peaks of every phase."""
     columns = (
         Column(key="phase", header="phase", align="left"),
@@ -67,7 +67,7 @@ def trace_phase_table(traced: TracedRun) -> Table:
     return Table(columns=columns, rows=rows)
 
 
-def alive_table(traced: TracedRun) -> Table:
+def alive_table(traced: TracedSteps) -> Table:
     """The largest of what is alive at the peak; storages that differ in nothing but their block stand together."""
     columns = (
         Column(key="total_bytes", header="alive at the peak", text=format_bytes),
@@ -93,7 +93,8 @@ def alive_table(traced: TracedRun) -> Table:
     return Table(columns=columns, rows=rows)
 
 
-def _heading(traced: TracedRun) -> str:
+def run_heading(traced: TracedRun) -> str:
+    """What was traced, and for which device."""
     step, model = traced.run.step, traced.run.model
     levers = [f"B{step.batch}c{step.chunks}@{step.ckpt}", f"seq {step.seq}"]
     levers += [f"{step.images} images"] if step.images else []
@@ -106,8 +107,8 @@ def _size(report: Any) -> str:
     return f"{format_bytes(report.peak_allocated_bytes)} allocated, {format_bytes(report.peak_reserved_bytes)} reserved"
 
 
-def _conclusion(traced: TracedRun, fit: Fit) -> list[str]:
-    device, lacking = traced.run.device, traced.out_of_memory
+def _conclusion(traced: TracedSteps, fit: Fit) -> list[str]:
+    device, lacking = traced.device, traced.out_of_memory
     lines = []
     if lacking is not None:
         capacity, requested = format_bytes(device.capacity_bytes or 0), format_bytes(lacking.requested_bytes)

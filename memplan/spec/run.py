@@ -43,6 +43,11 @@ class RunSpec:
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def title(self) -> str:
+        """Model and rung: `qwen3-4b B4c1@full`."""
+        return f"{self.model.name} B{self.step.batch}c{self.step.chunks}@{self.step.ckpt}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, from which `from_dict` makes an equal run."""
         return dataclasses.asdict(self)

@@ -43,6 +43,17 @@ def caller() -> str:
     return f"{shortened(found[0].filename)}:{found[0].line}" if found else "the autograd engine"
 
 
+def raised_at(error: BaseException) -> str:
+    """File and line of the innermost code outside of torch and of the tracing that `error` went through."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        if not is_inside(filename):
+            found = f"{shortened(filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
 def shortened(filename: str) -> str:
     """`filename` from the current folder, or from the folder that memplan lies in, where it is below one of them."""
     for folder in (str(Path.cwd()), PACKAGE_FOLDER):

@@ -9,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 from memplan.record.trace import LiveTensor, TraceReport
 from memplan.spec.device import CPU, DeviceSpec, card
 from memplan.trace.allocator import CachingAllocator
+from memplan.trace.conversion import replaced_parameters
 from memplan.trace.events import Trace, settle
 from memplan.trace.recorder import Recorder
 from memplan.trace.replay import HostMemory, Memory, Replay, replay, report
@@ -37,6 +38,7 @@ class Tracing:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        self._stack.enter_context(replaced_parameters())
         if self.device.rules == "cuda":
             from memplan.trace.cuda_rules.generation import generation
             from memplan.trace.cuda_rules.hidden import HOST_OUTPUTS, Workspaces
@@ -74,6 +76,7 @@ class Tracing:
 
     def reset_peak(self) -> None:
         """Peaks begin anew at what is alive now, as `torch.cuda.reset_peak_memory_stats` does."""
+        self._recorder.mark("forward" if self._recorder.phase != "init" else "init")
         self._start = len(self.trace.events)
         self._sync_start = len(self.trace.syncs)
         self._found = None

@@ -44,28 +44,28 @@ def measured(run: RunSpec) -> int:
 @pytest.mark.parametrize("name", ["tiny", "tiny-wide"])
 def test_traced_equals_measured_on_the_cpu(name: str, rung: str, loss: str) -> None:
     run = asked(name, rung, seq=64, loss=loss)
-    traced = simulate(run).steady.peak_allocated_bytes
+    traced = simulate(run).steps.steady.peak_allocated_bytes
     assert abs(traced - measured(run)) <= 64, "scalars of a loss"
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-molmo2"])
 def test_other_families_are_traced_to_the_kilobyte(name: str) -> None:
     run = asked(name, "B2c1@full")
-    assert abs(simulate(run).steady.peak_allocated_bytes - measured(run)) <= KIB
+    assert abs(simulate(run).steps.steady.peak_allocated_bytes - measured(run)) <= KIB
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 def test_traced_equals_estimated_by_category(precision: str) -> None:
     """On the CPU's rules every category of the peak, not just their sum."""
     run = asked("tiny-wide", "B4c1", precision=precision)
-    traced, estimated = simulate(run).steady, estimate(run)
+    traced, estimated = simulate(run).steps.steady, estimate(run)
     assert traced.phase == estimated.peak.phase
     for name, size in estimated.peak.breakdown.to_dict().items():
         assert abs(traced.breakdown.to_dict()[name] - size) <= KIB, name
 
 
 def test_the_categories_add_up_to_the_peak_of_a_card() -> None:
-    report = simulate(asked("tiny", "B4c2@full", device=card("h100-80g"), precision="bf16-mixed")).steady
+    report = simulate(asked("tiny", "B4c2@full", device=card("h100-80g"), precision="bf16-mixed")).steps.steady
     assert report.breakdown.total_bytes == report.peak_allocated_bytes <= report.peak_reserved_bytes
     assert max(totals.allocated_bytes for totals in report.phases.values()) == report.peak_allocated_bytes
     assert sum(tensor.total_bytes for tensor in report.alive) <= report.peak_allocated_bytes
@@ -76,24 +76,24 @@ def test_full_size_models_are_traced_near_their_estimate() -> None:
     run = asked("qwen3-4b", "B4c1@full", device=card("h100-80g"), seq=1100, precision="bf16")
     traced = simulate(run)
     assert traced.grown
-    assert traced.steady.peak_allocated_bytes > 30 * GIB
-    assert estimate(run).peak_allocated_bytes / traced.steady.peak_allocated_bytes == pytest.approx(1, abs=0.01)
+    assert traced.steps.steady.peak_allocated_bytes > 30 * GIB
+    assert estimate(run).peak_allocated_bytes / traced.steps.steady.peak_allocated_bytes == pytest.approx(1, abs=0.01)
 
 
 def test_batch_and_length_do_not_change_the_story() -> None:
     small, large = (
         simulate(asked("tiny", rung, device=card("h100-80g"), seq=seq)) for rung, seq in (("B1c1", 16), ("B64c1", 1024))
     )
-    assert small.steady.syncs == large.steady.syncs
-    assert len(small.timeline.phases) == len(large.timeline.phases)
+    assert small.steps.steady.syncs == large.steps.steady.syncs
+    assert len(small.steps.timeline.phases) == len(large.steps.timeline.phases)
 
 
 def test_a_card_that_is_too_small_says_where_and_how_much() -> None:
     run = asked("qwen3-4b", "B4c1", device=card("rtx-4090"), seq=1100, precision="bf16")
     traced = simulate(run)
-    lacking = traced.out_of_memory
+    lacking = traced.steps.out_of_memory
     assert lacking is not None
-    assert lacking.reserved_bytes <= (run.device.capacity_bytes or 0) < traced.needed_bytes
+    assert lacking.reserved_bytes <= (run.device.capacity_bytes or 0) < traced.steps.needed_bytes
     assert lacking.op.startswith("aten.")
 
 
@@ -195,3 +195,94 @@ def test_the_verb_answers_in_json_and_draws(tmp_path: Path) -> None:
     assert sum(answer["breakdown"].values()) == answer["peak"]["allocated_bytes"]
     assert answer["alive_at_peak"] and answer["phases"].keys() >= {"forward", "loss", "backward", "optimizer"}
     assert picture.stat().st_size > 10_000
+
+
+STEPS = """
+import torch
+from torch import nn
+
+def make_step():
+    model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(8, 512, dtype=torch.bfloat16)
+    def step():
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+
+def raises():
+    def step():
+        raise KeyError("my own")
+    return step
+
+def selects():
+    x = torch.randn(10)
+    return lambda: x[x > 0]
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    (tmp_path / "my_steps.py").write_text(STEPS)
+    return tmp_path
+
+
+def traced_entry(folder: Path, entry: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "memplan", "trace", "--entry", entry, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+def test_a_step_of_ones_own_is_traced_from_the_shell(steps: Path) -> None:
+    done = traced_entry(steps, "my_steps:make_step", "--gpu", "rtx-4090", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    weights = 2 * (2 * 512 * 2048 + 2048 + 512)  # bf16
+    assert answer["breakdown"]["params"] == pytest.approx(weights, rel=0.001)
+    assert answer["breakdown"]["optimizer"] == pytest.approx(2 * weights, rel=0.01)
+    assert list(answer["phases"]) == ["forward", "backward", "optimizer"]
+    assert answer["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("my_steps:raises", "The step raised KeyError at my_steps.py:17: 'my own'."),
+        ("my_steps:selects", "my_steps.py:22 calls aten.index.Tensor, whose result's shape depends on the values"),
+        ("my_steps:number", "make_step returned int, which cannot be called."),
+        ("my_steps:make_stepp", "my_steps has no function 'make_stepp'. Did you mean make_step"),
+        ("my_step:make_step", "There is no module 'my_step' here."),
+        ("my_steps", "'my_steps' names no function. Type it like pkg.mod:make_step."),
+    ],
+)
+def test_what_is_wrong_with_a_step_is_one_sentence(steps: Path, entry: str, said: str) -> None:
+    done = traced_entry(steps, entry)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_converted_modules_keep_their_ties() -> None:
+    with memplan.tracing(gpu=None):
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        second.weight = first.weight
+        both = nn.ModuleList([first, second]).to(torch.bfloat16)
+        assert first.weight.dtype is torch.bfloat16
+        assert first.weight is second.weight
+        assert len(list(both.parameters())) == 3
+
+
+@pytest.mark.slow
+def test_a_full_size_trace_takes_little_host_memory() -> None:
+    """Molmo2-4B in six chunks, tower traced block by block, in a process of its own: under 1.5 GiB."""
+    code = (
+        "import resource, sys; sys.path.insert(0, 'tests'); from samples import asked;"
+        "from memplan.backends.simulated import simulate; from memplan.spec.device import card;"
+        "simulate(asked('molmo2-4b', 'B12c6', device=card('h100-80g')));"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1.5 * GIB
