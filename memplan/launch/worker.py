@@ -119,6 +119,8 @@ def imagine(run: RunSpec, events: Events) -> dict[str, Any]:
         f" {lacking.op}{f' of {lacking.module}' if lacking.module else ''} asks for"
         f" {format_bytes(lacking.requested_bytes)} with {format_bytes(lacking.allocated_bytes)} allocated"
     )
+    if run.device.context_bytes:
+        error += f"; CUDA's own context takes {format_bytes(run.device.context_bytes)} beside it"
     return {"status": "oom", "error": error}
 
 

@@ -10,7 +10,7 @@ class Fit:
     gate_bytes: int | None
     """The gate that was asked for."""
     limit_bytes: int | None
-    """The gate, or else what the card has; None when nothing limits."""
+    """The gate, or else what the card has beside CUDA's own context; None when nothing limits."""
     fits: bool | None
     """Whether the peak stays at or under the limit."""
     max_batch: int | None

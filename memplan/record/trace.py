@@ -174,6 +174,7 @@ class TracedSteps:
         """The JSON form."""
         return self.steady.to_dict() | {
             "device": self.device.name,
+            "context_bytes": self.device.context_bytes,
             "static_bytes": self.steady.static_bytes,
             "first_step": {"allocated_bytes": self.first_step.peak_allocated_bytes},
         }

@@ -109,6 +109,8 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
         f"fits, {format_bytes(room_bytes)} to spare" if fit.fits else f"does not fit, {format_bytes(-room_bytes)} over"
     )
     lines.append(f"under {format_bytes(fit.limit_bytes)} ({name}): {verdict}")
+    if fit.gate_bytes is None and device.context_bytes:
+        lines.append(f"CUDA's own context takes {format_bytes(device.context_bytes)} beside it")
     largest = f"largest batch: {fit.max_batch or 'none fits'} in {step.chunks} chunk{'s' * (step.chunks > 1)}"
     if step.chunks > 1:
         largest += f", {fit.max_batch_unchunked or 'none fits'} in 1"

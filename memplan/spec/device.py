@@ -16,9 +16,16 @@ class DeviceSpec:
     rules: Literal["cuda", "cpu"]
     """Whose allocator, kernels and autocast lists hold."""
     capacity_bytes: int | None = None
-    """Bytes that the allocator can reach at most; None where unknown."""
+    """Bytes that torch reports as the device's total memory; None where unknown."""
+    context_bytes: int = 0
+    """Bytes of it outside torch's allocator: CUDA's context and the kernels that are loaded; 0 where unknown."""
     source: str = ""
-    """Where `capacity_bytes` comes from."""
+    """Where the sizes come from."""
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Bytes that the allocator can reach at most: the capacity less the context; None where unknown."""
+        return None if self.capacity_bytes is None else self.capacity_bytes - self.context_bytes
 
 
 CPU = DeviceSpec(name="cpu", rules="cpu")
@@ -39,9 +46,39 @@ _CARDS: dict[str, tuple[str, str]] = {
     "rtx-pro-6000": ("94.97GiB", "antirez/ds4#431: device total of an RTX PRO 6000 Blackwell"),
 }
 
+# What a process on one GPU, without NCCL, holds beside torch's allocator: in torch's out-of-memory message, memory in
+# use by the process less what PyTorch has allocated and what it has reserved. It grows by some 0.1 GiB as kernels are
+# loaded, and differs between builds of torch and drivers. The median of what is on record stands here.
+_AMPERE = (
+    "0.49GiB",
+    "A100: 0.49 in TianheWu/CoSeR#10 and lianqi1008/Control-GIC#6, 0.40 in HiDream-ai/VAREdit#6, 0.50 in"
+    " Kwai-Keye/Keye#11",
+)
+_ADA = (
+    "0.47GiB",
+    "RTX 4090: 0.44 in Soul-AILab/SoulX-FlashTalk#5, 0.49 in 3DTopia/Phidias-Diffusion#8; L40: 0.49 in"
+    " QwenLM/Qwen3-VL#2097; RTX 6000 Ada: 0.42 in DINGYANB/MTVCrafter#21",
+)
+_HOPPER = ("0.65GiB", "H100: 0.65, 0.65 and 0.66 in jeqcho/in-context-language-learning, 30-Jan-20/README.md")
+_BLACKWELL = ("0.70GiB", "B200: 0.69 and 0.70 in stas00/ml-engineering, debug/pytorch.md")
+_CONTEXTS: dict[str, tuple[str, str]] = {
+    "a100-40g": _AMPERE,
+    "a100-80g": _AMPERE,
+    "b200": _BLACKWELL,
+    "h100-80g": _HOPPER,
+    "h200": (
+        _HOPPER[0],
+        f"as {_HOPPER[1]}; an H200 that loads a model has 0.51 in sungwon-chae/arxiv_confi, etu_logging.md",
+    ),
+    "l40s": _ADA,
+    "rtx-4090": _ADA,
+    "rtx-5090": ("0.60GiB", "RTX 5090: 0.58 in Wan-Video/Wan2.1#465, 0.60 in TrajectoryCrafter/TrajectoryCrafter#20"),
+    "rtx-pro-6000": (_BLACKWELL[0], f"as {_BLACKWELL[1]}, the larger of its generation"),
+}
+
 
 def cards() -> tuple[str, ...]:
-    """Names of the cards whose usable memory is known, sorted."""
+    """Names of the cards whose memory is known, sorted."""
     return tuple(_CARDS)
 
 
@@ -51,4 +88,11 @@ def card(name: str) -> DeviceSpec:
         capacity, source = _CARDS[name]
     except KeyError:
         raise MemplanError(f"Unknown card {name!r}.", near_names(name, _CARDS)) from None
-    return DeviceSpec(name=name, rules="cuda", capacity_bytes=parse_bytes(capacity), source=source)
+    context, context_source = _CONTEXTS[name]
+    return DeviceSpec(
+        name=name,
+        rules="cuda",
+        capacity_bytes=parse_bytes(capacity),
+        context_bytes=parse_bytes(context),
+        source=f"{source}; context: {context_source}",
+    )

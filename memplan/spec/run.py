@@ -39,8 +39,11 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
-        """First 12 hex digits of the SHA-256 of the canonical JSON."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        """First 12 hex digits of the SHA-256 of the canonical JSON, without a context that is not known."""
+        facts = self.to_dict()
+        if not self.device.context_bytes:
+            del facts["device"]["context_bytes"]
+        text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property

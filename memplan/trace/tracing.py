@@ -109,9 +109,9 @@ class Tracing:
         return self.report().alive
 
     def report(self) -> TraceReport:
-        """The answer sheet, with where the card's capacity ends."""
+        """The answer sheet, with where the card's memory ends."""
         limited = None
-        if self.device.capacity_bytes is not None and self.peak_reserved_bytes > self.device.capacity_bytes:
+        if self.device.usable_bytes is not None and self.peak_reserved_bytes > self.device.usable_bytes:
             limited = replay(self.trace, new_memory(self.device, limited=True), start=self._start)
         return report(
             self.replayed(), limited=limited, syncs=self.trace.syncs[self._sync_start :], attention=self.attention
@@ -130,7 +130,7 @@ def tracing(gpu: str | None = "h100-80g", *, device: DeviceSpec | None = None, f
 
 
 def new_memory(device: DeviceSpec, *, limited: bool = False) -> Memory:
-    """The allocator of `device`, empty; `limited` by its capacity."""
+    """The allocator of `device`, empty; `limited` by what the context leaves of it."""
     if device.rules == "cpu":
         return HostMemory()
-    return CachingAllocator(capacity_bytes=device.capacity_bytes if limited else None)
+    return CachingAllocator(capacity_bytes=device.usable_bytes if limited else None)

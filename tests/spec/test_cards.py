@@ -15,6 +15,9 @@ def test_card_is_sourced_and_plausible(name: str) -> None:
     assert "#" in found.source or "report" in found.source
     assert found.capacity_bytes is not None
     assert 20 * GIB < found.capacity_bytes < 200 * GIB
+    assert 0.4 * GIB < found.context_bytes < 0.8 * GIB
+    assert "; context: " in found.source
+    assert found.usable_bytes == found.capacity_bytes - found.context_bytes
 
 
 def test_capacity_is_below_the_printed_size() -> None:
@@ -34,3 +37,4 @@ def test_unknown_card_lists_near_ones() -> None:
 def test_cpu_has_no_known_size() -> None:
     assert CPU.rules == "cpu"
     assert CPU.capacity_bytes is None
+    assert (CPU.context_bytes, CPU.usable_bytes) == (0, None)

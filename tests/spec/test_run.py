@@ -35,6 +35,18 @@ def test_the_identity_is_hex_and_follows_every_field() -> None:
     assert len({run.run_id, *(other.run_id for other in others)}) == 6
 
 
+def test_a_context_counts_only_where_it_is_known() -> None:
+    """Rows of runs on the CPU or a real device were written before there was a context, and keep their names."""
+    on_cpu = run_of()
+    assert on_cpu.run_id == "fe993f8db98e"
+    older = on_cpu.to_dict()
+    del older["device"]["context_bytes"]
+    assert RunSpec.from_dict(older) == on_cpu
+    on_card = dataclasses.replace(on_cpu, device=card("h100-80g"))
+    without = dataclasses.replace(on_card, device=dataclasses.replace(on_card.device, context_bytes=0))
+    assert on_card.run_id != without.run_id
+
+
 @pytest.mark.parametrize(
     ("step", "why"),
     [
