@@ -63,7 +63,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         )
     run = found[0].run
     answer = estimated(run)
-    limit_bytes = question.gate_bytes if question.gate_bytes is not None else device.capacity_bytes
+    limit_bytes = question.gate_bytes if question.gate_bytes is not None else device.usable_bytes
     if limit_bytes is None:
         nothing = Fit(gate_bytes=None, limit_bytes=None, fits=None, max_batch=None, max_batch_unchunked=None)
         return answer, nothing
@@ -78,9 +78,9 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     )
 
 
-def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit]:
-    """What the trace says about the one rung of `question` on `device`, and whether it fits under the gate, or else
-    into the card."""
+def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit, int]:
+    """What the trace says about the one rung of `question` on `device`, whether it fits under the gate, or else into
+    the card, and the bytes that one more sample of a chunk keeps for backward."""
     from memplan.ladder.points import points
 
     found = points(question, device)
@@ -88,11 +88,11 @@ def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit]:
         raise MemplanError(
             "trace answers for one rung at a time, of one model in one way.", "Type memplan ladder for several."
         )
-    from memplan.backends.simulated import simulate
+    from memplan.backends.simulated import kept_per_sample, simulate
 
     run = found[0].run
     answer = simulate(run)
-    return answer, traced_fit(answer.steps, question.gate_bytes)
+    return answer, traced_fit(answer.steps, question.gate_bytes), kept_per_sample(run)
 
 
 def trace_entry(entry: str, device: DeviceSpec, gate_bytes: int | None) -> tuple[TracedSteps, Fit]:
@@ -106,7 +106,7 @@ def trace_entry(entry: str, device: DeviceSpec, gate_bytes: int | None) -> tuple
 
 def traced_fit(steps: TracedSteps, gate_bytes: int | None) -> Fit:
     """Whether traced steps stay under the gate, or else find room on their card, fragments included."""
-    limit_bytes = gate_bytes if gate_bytes is not None else steps.device.capacity_bytes
+    limit_bytes = gate_bytes if gate_bytes is not None else steps.device.usable_bytes
     fits = None
     if limit_bytes is not None:
         fits = steps.out_of_memory is None if gate_bytes is None else steps.needed_bytes <= limit_bytes

@@ -187,9 +187,10 @@ def trace(
         steps, fit = api.trace_entry(entry, on, None if gate is None else parse_bytes(gate))
         title, heading, answer = entry, f"{entry}\ntraced for {on.name}", trace_json(steps, fit)
     else:
-        traced, fit = api.trace(_one_rung(rung, batch, chunks, given, name="trace"), on)
+        traced, fit, per_sample_bytes = api.trace(_one_rung(rung, batch, chunks, given, name="trace"), on)
         _say(assumptions(traced.run, given.keys() | _given(gpu=gpu).keys()))
-        steps, heading, answer = traced.steps, run_heading(traced), trace_json(traced, fit)
+        steps, heading = traced.steps, run_heading(traced, per_sample_bytes)
+        answer = trace_json(traced, fit) | {"per_sample_bytes": per_sample_bytes}
         title = traced.run.title
     if plot is not None:
         name = "gate" if fit.gate_bytes is not None else on.name

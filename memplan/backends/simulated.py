@@ -20,7 +20,7 @@ from memplan.step.builder import build_step
 from memplan.trace.events import Sync, Trace, settle
 from memplan.trace.frames import raised_at
 from memplan.trace.growth import MIN_UNITS, Stack, grow
-from memplan.trace.replay import Replay, replay, report, timeline
+from memplan.trace.replay import Replay, alive_at, replay, report, timeline
 from memplan.trace.tracing import Tracing, new_memory
 
 BLOCKS = "decoder.blocks"
@@ -89,6 +89,36 @@ def two_steps(
         steady=_report(steady, device, trace.syncs[num_syncs:], attention),
         timeline=timeline(steady),
     )
+
+
+def kept_per_sample(run: RunSpec) -> int:
+    """Bytes that one more sample of a chunk keeps for backward: what is alive when the forward of two samples ends,
+    less what is alive after that of one. Head and loss are part of it."""
+    return alive_after_forward(run, 2) - alive_after_forward(run, 1)
+
+
+def alive_after_forward(run: RunSpec, samples: int) -> int:
+    """Bytes of activations, logits and what else a forward over `samples` leaves alive, every block counted."""
+    asked = dataclasses.replace(run, step=dataclasses.replace(run.step, batch=samples, chunks=1))
+    few = fewer_blocks(asked)
+    tracing = Tracing(run.device, frames=False, guess_phases=False)
+    with tracing:
+        step = build_step(few, torch.device("cpu"))
+        tracing.recorder.claim_model(step.model)
+        tracing.mark("forward")
+        loss = step.chunk_loss(step.batch, tracing.mark)
+        tracing.mark("end")
+    del loss
+    trace = tracing.trace
+    if few is not asked:
+        longer = grow(trace, stack_of(few, asked))
+        if longer is None:
+            raise MemplanError("The blocks do not repeat.", "Leave per-sample figures out.")
+        trace = longer
+    start = trace.marks[0].at
+    alive = set(alive_at(replay(trace, new_memory(run.device)), len(trace.events) - 1))
+    made = {event for event in trace.events[start:] if event >= 0}
+    return sum(trace.allocs[index].num_bytes for index in alive & made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +191,8 @@ def stack_of(few: RunSpec, run: RunSpec) -> Stack:
 
 
 def _report(found: Replay, device: DeviceSpec, syncs: list[Sync], attention: dict[str, int]) -> TraceReport:
-    """The answer sheet of a replay, with where the device's capacity ends."""
+    """The answer sheet of a replay, with where the device's memory ends."""
     limited = None
-    if device.capacity_bytes is not None and found.peaks.reserved_bytes > device.capacity_bytes:
+    if device.usable_bytes is not None and found.peaks.reserved_bytes > device.usable_bytes:
         limited = replay(found.trace, new_memory(device, limited=True), start=found.start)
     return report(found, limited=limited, syncs=syncs, attention=attention)

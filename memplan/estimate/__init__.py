@@ -1,8 +1,9 @@
 """Witness 1: closed formulas over integers, without torch, in milliseconds.
 
 Known limits
-    One device. Temporaries inside kernels (attention accumulators, matrix-product workspaces and the CPU's packing
-    buffers for bf16 products) are left out.
+    One device. Attention is a fused kernel; where CUDA would take the math path (fp32 with grouped heads, say), the
+    trace knows and the formulas do not. Temporaries inside kernels (attention accumulators, matrix-product workspaces
+    and the CPU's packing buffers for bf16 products) are left out.
 """
 
 from memplan.estimate.peak import estimate

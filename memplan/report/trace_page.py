@@ -93,14 +93,19 @@ def alive_table(traced: TracedSteps) -> Table:
     return Table(columns=columns, rows=rows)
 
 
-def run_heading(traced: TracedRun) -> str:
-    """What was traced, and for which device."""
+def run_heading(traced: TracedRun, per_sample_bytes: int) -> str:
+    """What was traced, for which device, and what one more sample of a chunk keeps for backward."""
     step, model = traced.run.step, traced.run.model
     levers = [f"B{step.batch}c{step.chunks}@{step.ckpt}", f"seq {step.seq}"]
     levers += [f"{step.images} images"] if step.images else []
     levers += [f"loss {step.loss}", step.precision, step.optimizer, f"{step.attention} attention", f"{step.norm} norm"]
     counts = f"{traced.params_total:,} parameters, {traced.params_trainable:,} train"
-    return f"{model.name} ({counts})\ntraced for {traced.run.device.name}: " + ", ".join(levers)
+    static = format_bytes(traced.steps.steady.static_bytes)
+    sample = f"one more sample of a chunk keeps {format_bytes(per_sample_bytes)}, its loss included"
+    return (
+        f"{model.name} ({counts})\ntraced for {traced.run.device.name}: {', '.join(levers)}\n"
+        f"{static} between two steps; {sample}"
+    )
 
 
 def _size(report: Any) -> str:
@@ -111,11 +116,13 @@ def _conclusion(traced: TracedSteps, fit: Fit) -> list[str]:
     device, lacking = traced.device, traced.out_of_memory
     lines = []
     if lacking is not None:
-        capacity, requested = format_bytes(device.capacity_bytes or 0), format_bytes(lacking.requested_bytes)
+        capacity, requested = format_bytes(device.usable_bytes or 0), format_bytes(lacking.requested_bytes)
         held = f"{format_bytes(lacking.allocated_bytes)} allocated, {format_bytes(lacking.reserved_bytes)} reserved"
         where = f"in {lacking.phase}: {lacking.op} asks for {requested} with {held}"
         lines.append(f"{device.name} ({capacity}) runs out of memory {where}")
     if fit.limit_bytes is not None:
         name = "the gate" if fit.gate_bytes is not None else device.name
         lines.append(f"under {format_bytes(fit.limit_bytes)} ({name}): {'fits' if fit.fits else 'does not fit'}")
+    if device.context_bytes and (lacking is not None or fit.gate_bytes is None):
+        lines.append(f"CUDA's own context takes {format_bytes(device.context_bytes)} beside it")
     return lines

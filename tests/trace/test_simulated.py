@@ -1,5 +1,6 @@
 """The trace against the other witnesses, and what it says of a card that is too small."""
 
+import dataclasses
 import gc
 import json
 import pickle
@@ -11,12 +12,18 @@ import pytest
 import torch
 from samples import asked
 from torch import nn
+from torch.cuda._memory_viz import segments as segments_text
+from torch.cuda._memory_viz import trace as trace_text
+from torch.cuda._memory_viz import trace_plot
 
 import memplan
+from memplan.api import traced_fit
 from memplan.backends.cpu import CpuBackend
-from memplan.backends.simulated import simulate
+from memplan.backends.simulated import kept_per_sample, simulate
 from memplan.errors import MemplanError
 from memplan.estimate import estimate
+from memplan.launch.worker import Events, imagine
+from memplan.report.trace_page import trace_json, trace_page
 from memplan.spec import RunSpec
 from memplan.spec.device import card
 from memplan.step.builder import build_step
@@ -64,6 +71,21 @@ def test_traced_equals_estimated_by_category(precision: str) -> None:
         assert abs(traced.breakdown.to_dict()[name] - size) <= KIB, name
 
 
+@pytest.mark.parametrize(
+    ("model", "rung", "changes"),
+    [
+        ("tiny", "B4c1", {}),
+        ("tiny-wide", "B4c2@full", {"precision": "bf16-mixed"}),
+        ("tiny-wide", "B4c1", {"loss": "chunked-ckpt:2"}),
+        ("qwen3-4b", "B4c1@every:2", {"precision": "bf16"}),
+    ],
+)
+def test_a_sample_keeps_the_same_in_both_witnesses(model: str, rung: str, changes: dict[str, object]) -> None:
+    run = asked(model, rung, **changes)
+    estimated = estimate(run)
+    assert kept_per_sample(run) == estimated.per_sample_bytes + estimated.logits_per_sample_bytes
+
+
 def test_the_categories_add_up_to_the_peak_of_a_card() -> None:
     report = simulate(asked("tiny", "B4c2@full", device=card("h100-80g"), precision="bf16-mixed")).steps.steady
     assert report.breakdown.total_bytes == report.peak_allocated_bytes <= report.peak_reserved_bytes
@@ -93,8 +115,28 @@ def test_a_card_that_is_too_small_says_where_and_how_much() -> None:
     traced = simulate(run)
     lacking = traced.steps.out_of_memory
     assert lacking is not None
-    assert lacking.reserved_bytes <= (run.device.capacity_bytes or 0) < traced.steps.needed_bytes
+    assert lacking.reserved_bytes <= (run.device.usable_bytes or 0) < traced.steps.needed_bytes
     assert lacking.op.startswith("aten.")
+
+
+def test_the_context_is_taken_from_the_card(tmp_path: Path) -> None:
+    """The same card with and without a context that leaves a MiB less than the step allocates."""
+    run = asked("tiny", "B4c2@full", device=card("h100-80g"))
+    free = simulate(run).steps
+    capacity_bytes = max(report.peak_reserved_bytes for report in (free.first_step, free.steady))
+    for context_bytes in (0, capacity_bytes - free.needed_bytes + MIB):
+        device = dataclasses.replace(card("h100-80g"), capacity_bytes=capacity_bytes, context_bytes=context_bytes)
+        traced = simulate(dataclasses.replace(run, device=device))
+        fit = traced_fit(traced.steps, None)
+        page = trace_page(traced.steps, fit, heading="")
+        assert fit.limit_bytes == device.usable_bytes == capacity_bytes - context_bytes
+        assert fit.fits is (context_bytes == 0) is (traced.steps.out_of_memory is None)
+        assert trace_json(traced, fit)["context_bytes"] == context_bytes
+        assert ("CUDA's own context takes" in page) is (context_bytes > 0)
+        with (tmp_path / "events").open("w", encoding="utf-8") as file:
+            end = imagine(traced.run, Events(file))
+        assert end["status"] == ("oom" if context_bytes else "ok")
+        assert end["error"] is None or end["error"].endswith("beside it")
 
 
 def test_user_code_is_traced_without_memory() -> None:
@@ -182,6 +224,9 @@ def test_a_snapshot_holds_segments_blocks_and_the_history_with_frames(tmp_path: 
     assert sum(block["requested_size"] for block in active) == 4 * MIB
     for segment in snapshot["segments"]:
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
+    # torch's own reader of snapshots, and the page that it makes of one.
+    assert "seg_0[0:4.0MiB]" in trace_text(snapshot) and "seg" in segments_text(snapshot)
+    assert "viz" in trace_plot(snapshot)
     with pytest.raises(MemplanError, match="cannot be written"):
         t.save_snapshot(tmp_path / "no" / "step.pickle")
 
@@ -280,7 +325,7 @@ def test_a_full_size_trace_takes_little_host_memory() -> None:
     """Molmo2-4B in six chunks, tower traced block by block, in a process of its own: under 1.5 GiB."""
     code = (
         "import resource, sys; sys.path.insert(0, 'tests'); from samples import asked;"
-        "from memplan.backends.simulated import simulate; from memplan.spec.device import card;"
+        "from memplan.backends.simulated import kept_per_sample, simulate; from memplan.spec.device import card;"
         "simulate(asked('molmo2-4b', 'B12c6', device=card('h100-80g')));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
     )
