@@ -12,7 +12,6 @@ import pytest
 import torch
 from samples import asked
 from torch import nn
-from torch.cuda._memory_viz import segments as segments_text
 from torch.cuda._memory_viz import trace as trace_text
 from torch.cuda._memory_viz import trace_plot
 
@@ -225,7 +224,7 @@ def test_a_snapshot_holds_segments_blocks_and_the_history_with_frames(tmp_path: 
     for segment in snapshot["segments"]:
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
     # torch's own reader of snapshots, and the page that it makes of one.
-    assert "seg_0[0:4.0MiB]" in trace_text(snapshot) and "seg" in segments_text(snapshot)
+    assert "seg_0[0:4.0MiB]" in trace_text(snapshot)
     assert "viz" in trace_plot(snapshot)
     with pytest.raises(MemplanError, match="cannot be written"):
         t.save_snapshot(tmp_path / "no" / "step.pickle")
