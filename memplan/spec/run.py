@@ -12,6 +12,13 @@ from memplan.spec.model import ConnectorSpec, DecoderSpec, ModelSpec, RopeScalin
 from memplan.spec.step import StepSpec
 
 
+NOT_ASKED = {
+    "model": ("source", "seq", "precision", "images"),
+    "device": ("source",),
+}
+"""Fields that leave a run's identity alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """The whole question."""
@@ -39,10 +46,14 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
-        """First 12 hex digits of the SHA-256 of the canonical JSON, without a context that is not known."""
+        """First 12 hex digits of the SHA-256 of the canonical JSON of what is asked.
+
+        Sources and a model's usual set-up are no part of the question: correcting one keeps the id.
+        """
         facts = self.to_dict()
-        if not self.device.context_bytes:
-            del facts["device"]["context_bytes"]
+        for part, keys in NOT_ASKED.items():
+            for key in keys:
+                del facts[part][key]
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

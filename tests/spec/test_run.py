@@ -35,16 +35,16 @@ def test_the_identity_is_hex_and_follows_every_field() -> None:
     assert len({run.run_id, *(other.run_id for other in others)}) == 6
 
 
-def test_a_context_counts_only_where_it_is_known() -> None:
-    """Rows of runs on the CPU or a real device were written before there was a context, and keep their names."""
-    on_cpu = run_of()
-    assert on_cpu.run_id == "fe993f8db98e"
-    older = on_cpu.to_dict()
-    del older["device"]["context_bytes"]
-    assert RunSpec.from_dict(older) == on_cpu
-    on_card = dataclasses.replace(on_cpu, device=card("h100-80g"))
-    without = dataclasses.replace(on_card, device=dataclasses.replace(on_card.device, context_bytes=0))
-    assert on_card.run_id != without.run_id
+def test_what_is_not_asked_leaves_the_identity_alone() -> None:
+    """Sources and the usual set-up may be corrected; a card's sizes decide whether a step fits, and count."""
+    run = dataclasses.replace(run_of(), device=card("h100-80g"))
+    model = dataclasses.replace(run.model, source="elsewhere", seq=7, precision="bf16")
+    device = dataclasses.replace(run.device, source="elsewhere")
+    assert dataclasses.replace(run, model=model, device=device).run_id == run.run_id
+    smaller = dataclasses.replace(run.device, context_bytes=0)
+    assert dataclasses.replace(run, device=smaller).run_id != run.run_id
+    wider = dataclasses.replace(run.model, decoder=dataclasses.replace(run.model.decoder, ffn=353))
+    assert dataclasses.replace(run, model=wider).run_id != run.run_id
 
 
 @pytest.mark.parametrize(
