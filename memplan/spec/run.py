@@ -11,7 +11,6 @@ from memplan.spec.device import DeviceSpec
 from memplan.spec.model import ConnectorSpec, DecoderSpec, ModelSpec, RopeScaling, VisionSpec
 from memplan.spec.step import StepSpec
 
-
 NOT_ASKED = {
     "model": ("source", "seq", "precision", "images"),
     "device": ("source",),
