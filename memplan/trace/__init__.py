@@ -1,1 +1,7 @@
-"""Witness 2: the real step on fake tensors, its allocations and frees noted and replayed."""
+"""Witness 2: the real step on fake tensors under a device's rules, its allocations and frees noted and replayed.
+
+Known limits
+    One stream. The workspace that cuDNN's attention takes inside itself is not known and not counted. A value that the
+    step reads is taken as 1, and each such place is named; a result whose shape depends on values is refused. Optimizers
+    made before a module is converted keep the old parameters. Private pools and CUDA graphs are not modelled.
+"""
