@@ -1,5 +1,6 @@
 """Small runs and rows that many tests need."""
 
+import gc
 from typing import Any
 
 from memplan.models.registry import model_spec
@@ -41,3 +42,22 @@ def asked(model: str, rung: str, *, device: DeviceSpec = CPU, **step: Any) -> Ru
     values = {"seq": point.seq or spec.seq, "images": spec.images, "precision": spec.precision}
     values |= {"batch": point.batch, "chunks": point.chunks, "ckpt": point.ckpt or "none"}
     return RunSpec(model=spec, step=StepSpec(**values | step), device=device)
+
+
+def measured_peak(run: RunSpec) -> int:
+    """Largest live bytes of the second step of `run` on this machine's CPU, as the allocator reports them."""
+    import torch
+
+    from memplan.backends.cpu import CpuBackend
+    from memplan.step.builder import build_step
+
+    gc.collect()  # the step before, whose checkpointed blocks refer to themselves
+    backend = CpuBackend()
+    with backend.window():
+        step = build_step(run, torch.device("cpu"))
+        step()
+        gc.collect()
+    with backend.window() as window:
+        step(window.mark)
+    assert window.reading is not None
+    return window.reading.peak.allocated_bytes

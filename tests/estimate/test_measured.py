@@ -3,17 +3,12 @@
 The whole matrix with SmolLM2-135M is `ladders/agreement_cpu.toml`; here is what fits into seconds.
 """
 
-import gc
-
 import pytest
-import torch
-from samples import asked
+from samples import asked, measured_peak
 
-from memplan.backends.cpu import CpuBackend
 from memplan.estimate import estimate
 from memplan.estimate import peak as peak_module
 from memplan.spec import RunSpec
-from memplan.step.builder import build_step
 from memplan.units import KIB
 
 EXACT = KIB
@@ -23,22 +18,8 @@ PACKING = 1024 * KIB
 shapes here; the formulas leave them out (Known limits of `memplan.estimate`)."""
 
 
-def measured(run: RunSpec) -> int:
-    """Largest live bytes of the third step, as the allocator reports them."""
-    gc.collect()  # the step before, whose checkpointed blocks refer to themselves
-    backend = CpuBackend()
-    with backend.window():
-        step = build_step(run, torch.device("cpu"))
-        step()
-        gc.collect()
-    with backend.window() as window:
-        step(window.mark)
-    assert window.reading is not None
-    return window.reading.peak.allocated_bytes
-
-
 def error_bytes(run: RunSpec) -> int:
-    return estimate(run).peak_allocated_bytes - measured(run)
+    return estimate(run).peak_allocated_bytes - measured_peak(run)
 
 
 @pytest.mark.parametrize("loss", ["full", "chunked:4", "chunked-ckpt:4"])
@@ -91,12 +72,12 @@ def test_choices_that_change_memory_are_estimated(changes: dict[str, object]) ->
 )
 def test_corners_are_estimated_within_half_a_hundredth(name: str, rung: str, changes: dict[str, object]) -> None:
     run = asked(name, rung, **changes)
-    assert abs(error_bytes(run)) <= measured(run) // 200
+    assert abs(error_bytes(run)) <= measured_peak(run) // 200
 
 
 def test_autocast_peaks_are_estimated_within_a_hundredth() -> None:
     run = asked("tiny", "B4c1@every:2", precision="bf16-mixed")
-    assert abs(error_bytes(run)) <= measured(run) // 100
+    assert abs(error_bytes(run)) <= measured_peak(run) // 100
 
 
 def test_a_forgotten_tensor_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """The trace against the other witnesses, and what it says of a card that is too small."""
 
 import dataclasses
-import gc
 import json
 import pickle
 import subprocess
@@ -10,39 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from samples import asked
+from samples import asked, measured_peak
 from torch import nn
 from torch.cuda._memory_viz import trace as trace_text
 from torch.cuda._memory_viz import trace_plot
 
 import memplan
 from memplan.api import traced_fit
-from memplan.backends.cpu import CpuBackend
 from memplan.backends.simulated import kept_per_sample, simulate
 from memplan.errors import MemplanError
 from memplan.estimate import estimate
 from memplan.launch.worker import Events, imagine
 from memplan.report.trace_page import trace_json, trace_page
-from memplan.spec import RunSpec
 from memplan.spec.device import card
-from memplan.step.builder import build_step
 from memplan.units import GIB, KIB, MIB
 
 HIDDEN = 200 * KIB
 """Bytes inside CPU ops that no tensor shows: the attention kernel's buffers. Five per thousand of the smallest peak."""
-
-
-def measured(run: RunSpec) -> int:
-    gc.collect()
-    backend = CpuBackend()
-    with backend.window():
-        step = build_step(run, torch.device("cpu"))
-        step()
-        gc.collect()
-    with backend.window() as window:
-        step(window.mark)
-    assert window.reading is not None
-    return window.reading.peak.allocated_bytes
 
 
 @pytest.mark.parametrize("loss", ["full", "chunked:4", "chunked-ckpt:4"])
@@ -51,13 +34,13 @@ def measured(run: RunSpec) -> int:
 def test_traced_equals_measured_on_the_cpu(name: str, rung: str, loss: str) -> None:
     run = asked(name, rung, seq=64, loss=loss)
     traced = simulate(run).steps.steady.peak_allocated_bytes
-    assert abs(traced - measured(run)) <= 64, "scalars of a loss"
+    assert abs(traced - measured_peak(run)) <= 64, "scalars of a loss"
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-molmo2"])
 def test_other_families_are_traced_to_the_kilobyte(name: str) -> None:
     run = asked(name, "B2c1@full")
-    assert abs(simulate(run).steps.steady.peak_allocated_bytes - measured(run)) <= KIB
+    assert abs(simulate(run).steps.steady.peak_allocated_bytes - measured_peak(run)) <= KIB
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
@@ -323,7 +306,7 @@ def test_converted_modules_keep_their_ties() -> None:
 def test_a_full_size_trace_takes_little_host_memory() -> None:
     """Molmo2-4B in six chunks, tower traced block by block, in a process of its own: under 1.5 GiB."""
     code = (
-        "import resource, sys; sys.path.insert(0, 'tests'); from samples import asked;"
+        "import resource, sys; sys.path.insert(0, 'tests'); from samples import asked, measured_peak;"
         "from memplan.backends.simulated import kept_per_sample, simulate; from memplan.spec.device import card;"
         "simulate(asked('molmo2-4b', 'B12c6', device=card('h100-80g')));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch import library as torch_library
 from torch.amp import autocast_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -52,7 +53,7 @@ def kernels(cache: WeakTensorKeyDictionary | None = None) -> dict[str, Kernel]:
     """The kernels to register for each aten op where CUDA differs from the CPU's registrations."""
     cache = WeakTensorKeyDictionary() if cache is None else cache
     ours = _registered(_KEY)
-    made: dict[str, Kernel] = dict.fromkeys(ours - cuda_ops(), torch.library.fallthrough_kernel)
+    made: dict[str, Kernel] = dict.fromkeys(ours - cuda_ops(), torch_library.fallthrough_kernel)
     made |= {name: _lower_precision(name, cache) for name in LOWER_PRECISION if name not in ours}
     made |= {name: _fp32(name) for name in FP32 if name not in ours}
     made |= {name: _fp32_by_dtype(name) for name in FP32_BY_DTYPE}

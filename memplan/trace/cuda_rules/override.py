@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from torch import library as torch_library
 
 
 @contextmanager
 def overridden(dispatch_key: str, kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Registers `kernels` (aten name with overload -> function) on `dispatch_key`; torch's own are back at exit."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch_library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch warns once that a kernel is overridden, which is meant
