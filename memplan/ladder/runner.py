@@ -161,12 +161,14 @@ def _measure(
     outcome = run(job, timeout_s=ladder.timeout_s, log=log, on_event=hear)
     if outcome.status in ("ok", "oom"):
         log.unlink(missing_ok=True)
+    told = fold(outcome.events)
     return RungResult(
         **common,
+        traced_bytes=told["peak_allocated_bytes"] if point.simulated else None,
         status=outcome.status,
         error=outcome.error if outcome.status in ("ok", "oom") else f"{outcome.error} (log: {log.name})",
         environment=here | device_facts(outcome.events),
-        **fold(outcome.events),
+        **told,
     )
 
 
