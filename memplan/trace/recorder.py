@@ -18,9 +18,8 @@ from memplan.trace.accumulation import adds_in_place
 from memplan.trace.events import Alloc, Mark, Sync, Trace, order_frees
 from memplan.trace.frames import caller, in_optimizer, stack, untraceable
 from memplan.trace.module_paths import ModulePaths
+from memplan.trace.reads import FOLLOWED, READS, Alarms
 
-READS = {torch.ops.aten._local_scalar_dense.default: 1, torch.ops.aten.is_nonzero.default: True}
-"""Ops that give a value to Python, and the value that a trace goes on with."""
 SILENT = {torch.ops.prim.device.default}
 """Ops that make no tensor; most dispatches on a fake tensor are one of them."""
 FROM_PYTHON = torch.ops.aten.lift_fresh.default
@@ -67,6 +66,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._logits_width = logits_width
         self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage -> index of its Alloc
         self._paths = ModulePaths()
+        self._alarms = Alarms()
         self._hooks: list[Any] = []
         self._place = ""  # module of the last op
         self._sum: tuple[int, int | None] = (0, None)  # event of a sum of gradients, and its first addend
@@ -138,6 +138,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise untraceable(func) from None
         if func in READS:
             self._note_read(func, out)
+        elif func in FOLLOWED:
+            self._alarms.follow(func, args, out)
         phase, place = self._here()
         if isinstance(out, Tensor):
             self._see(out, func, phase, place, args[0] if args else None)
@@ -265,9 +267,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
-        value: Any = READS[func]
-        if isinstance(args[0], Tensor) and args[0].dtype.is_floating_point:
-            value = float(value)
+        value = self._alarms.read(func, args[0])
         self._note_read(func, value)
         return value
 
