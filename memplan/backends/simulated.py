@@ -6,13 +6,13 @@ Of equal blocks only a few are traced; the others' stories follow from theirs, o
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from memplan.errors import MemplanError
-from memplan.models.factory import build_model
 from memplan.record.trace import TracedRun, TracedSteps, TraceReport
 from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
@@ -41,12 +41,11 @@ def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
     settle(trace)
     start = trace.marks[story.num_marks].at
     attention = attention_calls(trace, start)
-    with torch.device("meta"):
-        model = build_model(run.model, attention=run.step.attention, norm=run.step.norm)
+    total, trainable = (count.of(run) for count in (story.params, story.trainable))
     return TracedRun(
         run=run,
-        params_total=sum(parameter.numel() for parameter in model.parameters()),
-        params_trainable=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        params_total=total,
+        params_trainable=trainable,
         steps=two_steps(trace, run.device, trace.marks[0].at, start, story.num_syncs, attention),
         grown=grown,
     )
@@ -82,10 +81,11 @@ def two_steps(
     trace: Trace, device: DeviceSpec, first_start: int, start: int, num_syncs: int, attention: dict[str, int]
 ) -> TracedSteps:
     """The answer sheets of a settled trace whose two steps begin at `first_start` and `start`."""
-    first, steady = (replay(trace, new_memory(device), start=at) for at in (first_start, start))
+    first = replay(trace, new_memory(device), start=first_start, stop=start)
+    steady = replay(trace, new_memory(device), start=start)
     return TracedSteps(
         device=device,
-        first_step=_report(first, device, trace.syncs[:num_syncs], attention),
+        first_step=_report(first, device, trace.syncs[:num_syncs], attention, stop=start),
         steady=_report(steady, device, trace.syncs[num_syncs:], attention),
         timeline=timeline(steady),
     )
@@ -131,6 +131,31 @@ class Story:
     """Marks before the second step."""
     num_syncs: int
     """Syncs before the second step."""
+    params: "Count"
+    """All parameters."""
+    trainable: "Count"
+    """Those that train."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Parameters of a model of equal blocks."""
+
+    outside: int
+    """Outside of the blocks."""
+    a_block: int
+    """Of one block."""
+
+    def of(self, run: RunSpec) -> int:
+        """Parameters of the model that `run` asks for."""
+        return self.outside + self.a_block * run.model.decoder.num_layers
+
+
+def count(parameters: Iterable[tuple[str, nn.Parameter]]) -> Count:
+    """The count of named parameters; the first block speaks for all."""
+    sizes = [(name, parameter.numel()) for name, parameter in parameters]
+    outside = sum(size for name, size in sizes if not name.startswith(f"{BLOCKS}."))
+    return Count(outside=outside, a_block=sum(size for name, size in sizes if name.startswith(f"{BLOCKS}.0.")))
 
 
 def trace_steps(run: RunSpec) -> Story:
@@ -142,7 +167,14 @@ def trace_steps(run: RunSpec) -> Story:
         step(tracing.mark)
         marks, syncs = len(tracing.trace.marks), len(tracing.trace.syncs)
         step(tracing.mark)
-    return Story(trace=tracing.trace, num_marks=marks, num_syncs=syncs)
+    named = list(step.model.named_parameters())
+    return Story(
+        trace=tracing.trace,
+        num_marks=marks,
+        num_syncs=syncs,
+        params=count(named),
+        trainable=count((name, parameter) for name, parameter in named if parameter.requires_grad),
+    )
 
 
 ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention(?!.*backward)")
@@ -190,9 +222,11 @@ def stack_of(few: RunSpec, run: RunSpec) -> Stack:
     )
 
 
-def _report(found: Replay, device: DeviceSpec, syncs: list[Sync], attention: dict[str, int]) -> TraceReport:
+def _report(
+    found: Replay, device: DeviceSpec, syncs: list[Sync], attention: dict[str, int], *, stop: int | None = None
+) -> TraceReport:
     """The answer sheet of a replay, with where the device's memory ends."""
     limited = None
     if device.usable_bytes is not None and found.peaks.reserved_bytes > device.usable_bytes:
-        limited = replay(found.trace, new_memory(device, limited=True), start=found.start)
+        limited = replay(found.trace, new_memory(device, limited=True), start=found.start, stop=stop)
     return report(found, limited=limited, syncs=syncs, attention=attention)

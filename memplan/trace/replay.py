@@ -97,9 +97,9 @@ class Replay:
     """Event at which the memory ran out, and what the allocator said."""
 
 
-def replay(trace: Trace, memory: Memory, *, start: int = 0) -> Replay:
-    """Plays `trace` through `memory`. Peaks count from event `start` on, with what is alive then; the replay stops
-    where the memory runs out."""
+def replay(trace: Trace, memory: Memory, *, start: int = 0, stop: int | None = None) -> Replay:
+    """Plays `trace` through `memory`, up to event `stop`. Peaks count from event `start` on, with what is alive then;
+    the replay stops where the memory runs out."""
     found = Replay(trace=trace, start=start)
     addresses: dict[int, int] = {}
     block_bytes, allocs = found.block_bytes, trace.allocs
@@ -107,7 +107,7 @@ def replay(trace: Trace, memory: Memory, *, start: int = 0) -> Replay:
     marks = iter([*trace.marks, None])
     mark = next(marks)
     phase = Peaks()
-    for at, event in enumerate(trace.events):
+    for at, event in enumerate(trace.events[:stop]):
         if at == start:
             found.start_bytes = memory.allocated_bytes
         while mark is not None and mark.at <= at:

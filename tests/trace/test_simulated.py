@@ -22,6 +22,7 @@ from memplan.estimate import estimate
 from memplan.launch.worker import Events, imagine
 from memplan.report.trace_page import trace_json, trace_page
 from memplan.spec.device import card
+from memplan.step.builder import build_step
 from memplan.units import GIB, KIB, MIB
 
 HIDDEN = 200 * KIB
@@ -82,6 +83,23 @@ def test_full_size_models_are_traced_near_their_estimate() -> None:
     assert traced.grown
     assert traced.steps.steady.peak_allocated_bytes > 30 * GIB
     assert estimate(run).peak_allocated_bytes / traced.steps.steady.peak_allocated_bytes == pytest.approx(1, abs=0.01)
+
+
+def test_the_first_step_is_told_apart_from_later_ones() -> None:
+    """Its forward and backward run before the optimizer has made its two moments."""
+    run = asked("tiny-wide", "B2c1", seq=16)
+    steps = simulate(run).steps
+    moments = 2 * sum(4 * parameter.numel() for parameter in build_step(run, torch.device("cpu")).model.parameters())
+    first, steady = (report.phases["backward"].allocated_bytes for report in (steps.first_step, steps.steady))
+    assert steady - first == pytest.approx(moments, rel=0.001)
+    assert steps.first_step.phases["optimizer"].allocated_bytes == steps.steady.phases["optimizer"].allocated_bytes
+
+
+@pytest.mark.parametrize("name", ["qwen3-4b", "molmo2-4b-hf", "gpt2", "tiny-molmo2"])
+def test_parameters_are_counted_from_a_few_blocks(name: str) -> None:
+    run = asked(name, "B1c1", seq=16, images=0, precision="bf16")
+    traced, estimated = simulate(run), estimate(run)
+    assert (traced.params_total, traced.params_trainable) == (estimated.params_total, estimated.params_trainable)
 
 
 def test_batch_and_length_do_not_change_the_story() -> None:
