@@ -17,7 +17,7 @@ _LABEL_PLACES = ((8, 0), (-8, 0), (0, 11), (0, -11), (8, 11), (8, -11), (-8, 11)
 
 
 def peak_plot(rows: Sequence[RungResult], path: Path) -> None:
-    """Writes a bar of the measured peak for each rung, the estimate as a diamond, the gate as a line, and both the peak
+    """Writes a bar of the peak for each rung, the estimate as a diamond, the gate as a line, and both the peak
     and the room up to the gate as numbers. A rung that failed has its status instead of a bar."""
     size, unit = _scale(rows)
     figure, axes = _figure(height=1.75 + 0.42 * max(2, len(rows)))
@@ -148,14 +148,17 @@ def _legend(figure: Any, rows: Sequence[RungResult], kinds: tuple[str, ...]) -> 
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    any_over = any(row.status == "over_gate" for row in rows)
+    source = " or ".join(sorted({row.source for row in rows})) or "measured"
+    statuses = {row.status for row in rows if row.whole_peak_bytes is not None}
+    words = [word for status, word in (("over_gate", "over the gate"), ("oom", "out of memory")) if status in statuses]
+    over = f"{source}, {' or '.join(words)}"
     handles: list[Any] = []
     if "bar" in kinds:
-        handles.append(Patch(facecolor=MEASURED, label="measured"))
-        handles += [Patch(facecolor=OVER, hatch="///", edgecolor="white", label="measured, over the gate")] * any_over
+        handles.append(Patch(facecolor=MEASURED, label=source))
+        handles += [Patch(facecolor=OVER, hatch="///", edgecolor="white", label=over)] * bool(words)
     if "point" in kinds:
-        handles.append(Line2D([], [], marker="o", linestyle="", color=MEASURED, label="measured"))
-        handles += [Line2D([], [], marker="X", linestyle="", color=OVER, label="measured, over the gate")] * any_over
+        handles.append(Line2D([], [], marker="o", linestyle="", color=MEASURED, label=source))
+        handles += [Line2D([], [], marker="X", linestyle="", color=OVER, label=over)] * bool(words)
     if "estimate" in kinds and any(row.estimated_bytes is not None for row in rows):
         handles.append(Line2D([], [], marker="D", linestyle="", color=ESTIMATED, label="estimated"))
     gate_bytes = _gate(rows)

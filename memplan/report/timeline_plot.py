@@ -1,5 +1,6 @@
 """A picture of a step: allocated bytes over its events, stacked by category, the gate drawn in."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from memplan.errors import MemplanError
@@ -44,13 +45,10 @@ def timeline_plot(traced: TracedSteps, path: Path, *, title: str, gate_bytes: in
         axes.axhline(scale(gate_bytes), color=OVER, linestyle="--", linewidth=1.4)
         text = f"{gate_name}: {format_bytes(gate_bytes)}"
         axes.annotate(text, (0, scale(gate_bytes)), (4, 3), textcoords="offset points", color=OVER, fontsize=8)
-    free_from = 0.0  # where the last label ends, so that no two lie on each other
-    for start, phase in timeline.phases:
+    for start, _ in timeline.phases:
         axes.axvline(start, color=FAINT, linewidth=0.6, linestyle=":")
-        ends = start + len(points) * LABEL_WIDTH_FRAC
-        if start >= free_from and ends <= len(points):
-            axes.annotate(phase, (start, top), (3, -9), textcoords="offset points", color=FAINT, fontsize=7.5)
-            free_from = ends
+    for start, phase in labelled(timeline.phases, len(points)):
+        axes.annotate(phase, (start, top), (3, -9), textcoords="offset points", color=FAINT, fontsize=7.5)
     axes.set_xlim(0, max(1, len(points) - 1))
     axes.set_ylim(0, top)
     axes.set_xticks([])
@@ -63,3 +61,15 @@ def timeline_plot(traced: TracedSteps, path: Path, *, title: str, gate_bytes: in
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise MemplanError(f"{path} cannot be written: {error}.", "Name a file that ends in .png or .svg.") from None
+
+
+def labelled(phases: Sequence[tuple[int, str]], num_points: int) -> list[tuple[int, str]]:
+    """The phases whose names find room, the longest first, so that no name stands over another phase's stretch."""
+    width = num_points * LABEL_WIDTH_FRAC
+    ends = [start for start, _ in phases[1:]] + [num_points]
+    longest = sorted(zip(phases, ends, strict=False), key=lambda each: each[0][0] - each[1])
+    found: list[tuple[int, str]] = []
+    for (start, phase), _ in longest:
+        if start + width <= num_points and all(abs(start - other) >= width for other, _ in found):
+            found.append((start, phase))
+    return sorted(found)

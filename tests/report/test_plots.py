@@ -10,6 +10,7 @@ from samples import row_of
 from memplan.record import RungResult
 from memplan.report.page import write_page
 from memplan.report.plots import peak_plot, throughput_plot
+from memplan.report.timeline_plot import labelled
 from memplan.units import GIB
 
 FAILED = row_of(rung="B8c1@none", run_id="b", status="oom", peak_allocated_bytes=None, step_ns=(), estimated_bytes=None)
@@ -42,6 +43,31 @@ def test_names_of_close_points_do_not_cover_one_another() -> None:
     boxes = [text.get_window_extent(renderer) for text in axes.texts]
     assert len(boxes) == 3
     assert not any(one.overlaps(other) for one in boxes for other in boxes if one is not other)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([row_of(source="simulated")], ["simulated"]),
+        ([row_of(), row_of(source="simulated")], ["measured or simulated"]),
+        ([row_of(source="simulated", status="oom")], ["simulated", "simulated, out of memory"]),
+        ([row_of(status="over_gate")], ["measured", "measured, over the gate"]),
+    ],
+)
+def test_the_legend_says_which_witness_spoke(rows: list[RungResult], words: list[str]) -> None:
+    from memplan.report.plots import _figure, _legend
+
+    for kind in ("bar", "point"):
+        figure, _ = _figure(4.6)
+        _legend(figure, rows, (kind,))
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == words
+
+
+def test_a_long_phase_is_named_before_a_short_one() -> None:
+    """The loss is a sliver at the start of backward; its name would stand over backward's stretch."""
+    phases = [(0, "forward"), (400, "loss"), (405, "backward"), (970, "optimizer")]
+    assert labelled(phases, 1000) == [(0, "forward"), (405, "backward")]
+    assert labelled([], 0) == []
 
 
 def test_the_page_is_whole(tmp_path: Path) -> None:
