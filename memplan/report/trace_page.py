@@ -30,9 +30,10 @@ def trace_page(traced: TracedSteps, fit: Fit, *, heading: str) -> str:
         "",
         render(trace_phase_table(traced)),
         "",
-        f"peak: {format_bytes(report.peak_allocated_bytes)} allocated in {report.phase}, at {report.op}"
+        f"peak: {format_bytes(report.peak_allocated_bytes)} allocated in {report.phase}, "
+        + (f"at {report.op}" if report.op else "where it starts")
         + (f" of {report.module}" if report.module else ""),
-        f"of it {', '.join(shares)}",
+        f"of it {', '.join(shares) or 'nothing'}",
         "",
         render(alive_table(traced)),
         "",

@@ -110,6 +110,7 @@ def replay(trace: Trace, memory: Memory, *, start: int = 0, stop: int | None = N
     for at, event in enumerate(trace.events[:stop]):
         if at == start:
             found.start_bytes = memory.allocated_bytes
+            found.peaks.see(memory, at - 1)
         while mark is not None and mark.at <= at:
             phase = found.phases.setdefault(mark.phase, Peaks()) if at >= start else Peaks()
             if at >= start:
@@ -128,6 +129,9 @@ def replay(trace: Trace, memory: Memory, *, start: int = 0, stop: int | None = N
         if at >= start:
             found.peaks.see(memory, at)
             phase.see(memory, at)
+    if start >= len(trace.events):
+        found.start_bytes = memory.allocated_bytes
+        found.peaks.see(memory, start - 1)
     return found
 
 
@@ -156,14 +160,14 @@ def report(
     for index in alive:
         totals[trace.allocs[index].category] += found.block_bytes[index]
     breakdown = MemoryBreakdown(**totals)
-    last = trace.allocs[max(trace.events[at], ~trace.events[at])]
+    last = trace.allocs[trace.events[at]] if at >= found.start else None  # what was alive at the start has no op
     return TraceReport(
         peak_allocated_bytes=found.peaks.allocated_bytes,
         peak_active_bytes=found.peaks.active_bytes,
         peak_reserved_bytes=found.peaks.reserved_bytes,
-        phase=phase_at(trace, at),
-        op=last.op,
-        module=last.module,
+        phase=phase_at(trace, max(at, found.start)),
+        op="" if last is None else last.op,
+        module="" if last is None else last.module,
         breakdown=breakdown,
         phases={
             name: PhaseTotals(
