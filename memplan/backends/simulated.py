@@ -69,12 +69,19 @@ def simulate_entry(make_step: Callable[[], Callable[[], object]], device: Device
         except MemplanError:
             raise
         except Exception as error:
+            first_line = (str(error).splitlines() or [""])[0].rstrip(".")
             raise MemplanError(
-                f"The step raised {type(error).__name__} at {raised_at(error)}: {str(error).rstrip('.')}.",
-                "It runs on fake CPU tensors; try it on real ones with a small model first.",
+                f"The step raised {type(error).__name__} at {raised_at(error)}: {first_line}.", advice_on(error)
             ) from error
     settle(tracing.trace)
     return two_steps(tracing.trace, device, first_start, start, num_syncs, attention_calls(tracing.trace, start))
+
+
+def advice_on(error: Exception) -> str:
+    """What to type instead, where the reason is plain."""
+    if "cuda" in str(error).lower():
+        return 'Leave .cuda() and device="cuda" out: inside a trace every tensor stands for one on the card.'
+    return "It runs on fake CPU tensors; try it on real ones with a small model first."
 
 
 def two_steps(

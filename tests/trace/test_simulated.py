@@ -267,6 +267,9 @@ def selects():
 
 def number():
     return 3
+
+def on_cuda():
+    return nn.Linear(2, 2).cuda
 """
 
 
@@ -297,6 +300,10 @@ def test_a_step_of_ones_own_is_traced_from_the_shell(steps: Path) -> None:
     [
         ("my_steps:raises", "The step raised KeyError at my_steps.py:17: 'my own'."),
         ("my_steps:selects", "my_steps.py:22 calls aten.index.Tensor, whose result's shape depends on the values"),
+        (
+            "my_steps:on_cuda",
+            'Leave .cuda() and device="cuda" out: inside a trace every tensor stands for one on the card.',
+        ),
         ("my_steps:number", "make_step returned int, which cannot be called."),
         ("my_steps:make_stepp", "my_steps has no function 'make_stepp'. Did you mean make_step"),
         ("my_step:make_step", "There is no module 'my_step' here."),
