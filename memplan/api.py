@@ -134,7 +134,8 @@ def models() -> tuple[Estimate, ...]:
     answers = []
     for name in names():
         model = model_spec(name)
-        step = StepSpec(batch=1, seq=model.seq, images=model.images, precision=model.precision)
+        workload = "vlm" if model.images else "lm"
+        step = StepSpec(batch=1, seq=model.seq, images=model.images, workload=workload, precision=model.precision)
         answers.append(estimated(RunSpec(model=model, step=step, device=card(DEFAULT_CARD))))
     return tuple(answers)
 

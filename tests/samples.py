@@ -12,7 +12,7 @@ from memplan.units import MIB
 
 def run_of(model: str = "tiny", **step: Any) -> RunSpec:
     """A small run on the CPU."""
-    values = {"batch": 4, "seq": 64, "precision": "fp32"} | step
+    values = {"batch": 4, "seq": 64, "precision": "fp32", "workload": "vlm" if step.get("images") else "lm"} | step
     return RunSpec(model=model_spec(model), step=StepSpec(**values), device=CPU)
 
 
@@ -41,7 +41,9 @@ def asked(model: str, rung: str, *, device: DeviceSpec = CPU, **step: Any) -> Ru
     spec, point = model_spec(model), Rung.parse(rung)
     values = {"seq": point.seq or spec.seq, "images": spec.images, "precision": spec.precision}
     values |= {"batch": point.batch, "chunks": point.chunks, "ckpt": point.ckpt or "none"}
-    return RunSpec(model=spec, step=StepSpec(**values | step), device=device)
+    values |= step
+    values.setdefault("workload", "vlm" if values["images"] else "lm")
+    return RunSpec(model=spec, step=StepSpec(**values), device=device)
 
 
 def measured_peak(run: RunSpec) -> int:

@@ -210,7 +210,7 @@ def fewer_blocks(run: RunSpec) -> RunSpec:
     """
     if run.step.clip is not None:
         return run
-    every = run.step.ckpt_every or 1
+    every = run.step.checkpointing.count or 1
     blocks = run.model.decoder.num_layers
     few = MIN_UNITS * every + blocks % every
     if few >= blocks:
@@ -223,7 +223,7 @@ def stack_of(few: RunSpec, run: RunSpec) -> Stack:
     """The stack of blocks in the trace of `few`, to be grown to that of `run`."""
     return Stack(
         path=BLOCKS,
-        period=run.step.ckpt_every or 1,
+        period=run.step.checkpointing.count or 1,
         traced=few.model.decoder.num_layers,
         wanted=run.model.decoder.num_layers,
     )

@@ -56,7 +56,7 @@ def passing_bytes(run: RunSpec) -> int:
 
 def mask_stays(run: RunSpec) -> bool:
     """Whether anything keeps the fp32 mask for backward."""
-    return (run.step.precision == "fp32" and run.step.attention == "sdpa") or run.step.ckpt_every is not None
+    return (run.step.precision == "fp32" and run.step.attention == "sdpa") or run.step.ckpt != "none"
 
 
 def mask_bytes(run: RunSpec) -> int:

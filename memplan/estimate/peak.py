@@ -177,8 +177,7 @@ def decoder_stages(run: RunSpec, samples: int) -> list[tuple[Stage, bool]]:
     stage = activations.decoder_block(
         samples, step.seq, run.model.decoder, Widths.of(run), kind=step.attention, norms=step.norm
     )
-    every = step.ckpt_every
-    return [(stage, every is not None and index % every == 0) for index in range(run.model.decoder.num_layers)]
+    return [(stage, step.checkpointing.treats(index)) for index in range(run.model.decoder.num_layers)]
 
 
 def loss_of(run: RunSpec, samples: int) -> LossCost:

@@ -35,9 +35,9 @@ class Point:
 def points(ladder: Ladder, device: DeviceSpec, *, simulated: bool = False) -> tuple[Point, ...]:
     """Every point of `ladder` on `device`, checked; MemplanError for the first that cannot be."""
     found = []
-    for name, loss, precision, ckpt, rung in ladder.points():
+    for name, compiled, loss, precision, ckpt, rung in ladder.points():
         model = model_spec(name)
-        run = RunSpec(model=model, step=_step(ladder, model, loss, precision, ckpt, rung), device=device)
+        run = RunSpec(model=model, step=_step(ladder, model, loss, precision, ckpt, compiled, rung), device=device)
         command = _command(ladder, rung, run, simulated=simulated)
         found.append(Point(rung=rung, run=run, command=command, simulated=simulated))
     return tuple(found)
@@ -90,15 +90,22 @@ def find_device(name: str, card_name: str | None = None) -> tuple[DeviceSpec, bo
     return card(card_name or DEFAULT_CARD), True
 
 
-def _step(ladder: Ladder, model: ModelSpec, loss: str, precision: str | None, ckpt: str, rung: Rung) -> StepSpec:
+def _step(
+    ladder: Ladder, model: ModelSpec, loss: str, precision: str | None, ckpt: str, compiled: str, rung: Rung
+) -> StepSpec:
     if rung.loss_chunks is not None:
         kind = loss.partition(":")[0]
         loss = f"{'chunked' if kind == 'full' else kind}:{rung.loss_chunks}"
+    images = model.images if ladder.images is None else ladder.images
+    if ladder.workload == "lm":
+        images = 0
     return StepSpec(
         batch=rung.batch,
         chunks=rung.chunks,
         seq=next(seq for seq in (rung.seq, ladder.seq, model.seq) if seq is not None),
-        images=model.images if ladder.images is None else ladder.images,
+        images=images,
+        workload=ladder.workload or ("vlm" if images else "lm"),
+        suffix=ladder.suffix,
         ckpt=ckpt,
         loss=loss,
         optimizer=ladder.optimizer,
@@ -106,6 +113,10 @@ def _step(ladder: Ladder, model: ModelSpec, loss: str, precision: str | None, ck
         attention=ladder.attention,
         norm=ladder.norm,
         clip=ladder.clip,
+        blocks=ladder.blocks,
+        dropout=ladder.dropout,
+        lora=ladder.lora,
+        compile=compiled,
     )
 
 
@@ -121,6 +132,12 @@ def _command(ladder: Ladder, rung: Rung, run: RunSpec, *, simulated: bool) -> st
         "attention": step.attention,
         "norm": step.norm,
         "clip": step.clip,
+        "workload": None if step.workload in ("lm", "vlm") else step.workload,
+        "suffix": step.suffix or None,
+        "blocks": step.blocks or None,
+        "dropout": step.dropout or None,
+        "lora": step.lora or None,
+        "compile": None if step.compile == "off" else step.compile,
         "device": "simulated" if simulated else run.device.rules,
         "gpu": run.device.name if simulated else None,
         "gate": None if ladder.gate_bytes is None else format_exact_bytes(ladder.gate_bytes),

@@ -7,7 +7,7 @@ token, `h` width of the tower, `H` hidden of the decoder.
 import torch
 from torch import Tensor, nn
 
-from memplan.models.decoder import SwiGLU
+from memplan.models.feedforward import SwiGLU
 from memplan.models.vision import CrossAttention
 from memplan.spec.model import ConnectorSpec, VisionSpec
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from memplan.models.batch import Batch
 from memplan.models.decoder import Decoder
+from memplan.models.head import Head
 from memplan.models.molmo2 import Molmo2
 from memplan.spec.model import Component, ModelSpec
 
@@ -19,19 +20,28 @@ INIT_STD = 0.02
 class LanguageModel(nn.Module):
     """A batch -> final normed hidden states [B, S, H]; the head is the decoder's."""
 
-    def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager") -> None:
+    def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0) -> None:
         super().__init__()
-        self.decoder = Decoder(spec.decoder, attention=attention, norm=norm)
+        self.decoder = Decoder(spec.decoder, attention=attention, norm=norm, dropout=dropout)
+
+    block_paths = ("decoder.blocks",)
+
+    @property
+    def head(self) -> Head:
+        """What makes logits of the hidden states."""
+        return Head(weight=self.decoder.head_weight)
 
     def forward(self, batch: Batch) -> Tensor:
         return self.decoder.trunk(self.decoder.embed(batch.tokens))
 
 
-def build_model(spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager") -> LanguageModel | Molmo2:
+def build_model(
+    spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0
+) -> LanguageModel | Molmo2:
     """The module of `spec` on torch's default device and in its default dtype, randomly initialised, its frozen
     components without gradients."""
     kind = LanguageModel if spec.vision is None else Molmo2
-    model = kind(spec, attention=attention, norm=norm)
+    model = kind(spec, attention=attention, norm=norm, dropout=dropout)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=INIT_STD)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from memplan.models.batch import Batch
 from memplan.models.connector import Connector
 from memplan.models.decoder import Decoder
+from memplan.models.head import Head
 from memplan.models.vision import VisionTower
 from memplan.spec.model import ModelSpec
 
@@ -16,13 +17,20 @@ from memplan.spec.model import ModelSpec
 class Molmo2(nn.Module):
     """A batch -> final normed hidden states [B, S, H]; the head is the decoder's."""
 
-    def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager") -> None:
+    def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0) -> None:
         super().__init__()
         assert spec.vision is not None
         assert spec.connector is not None
-        self.decoder = Decoder(spec.decoder, attention=attention, norm=norm)
+        self.decoder = Decoder(spec.decoder, attention=attention, norm=norm, dropout=dropout)
         self.vision = VisionTower(spec.vision, attention=attention)
         self.connector = Connector(spec.vision, spec.connector, spec.decoder.hidden, attention=attention)
+
+    block_paths = ("decoder.blocks",)
+
+    @property
+    def head(self) -> Head:
+        """What makes logits of the hidden states."""
+        return Head(weight=self.decoder.head_weight)
 
     def forward(self, batch: Batch) -> Tensor:
         return self.decoder.trunk(self.embed(batch), self.mask(batch))

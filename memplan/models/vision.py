@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memplan.models.decoder import Gelu, LayerNorm, eager_attention
+from memplan.models.attention import eager_attention
+from memplan.models.feedforward import Gelu
+from memplan.models.norms import LayerNorm
 from memplan.spec.model import VisionSpec
 
 

@@ -29,6 +29,8 @@ class Ladder:
     """Loss kinds."""
     precision: tuple[str | None, ...] = (None,)
     """Precisions; None is the model's usual one."""
+    compile: tuple[str, ...] = ("off",)
+    """Whether blocks are compiled: `off`, `on`."""
     seq: int | None = None
     """S of the rungs that name none; None is the model's usual one."""
     images: int | None = None
@@ -40,6 +42,16 @@ class Ladder:
     norm: str = "eager"
     """As in `StepSpec`."""
     clip: float | None = None
+    """As in `StepSpec`."""
+    workload: str | None = None
+    """As in `StepSpec`; None is `vlm` with images and `lm` without."""
+    suffix: int = 0
+    """As in `StepSpec`."""
+    blocks: str = ""
+    """As in `StepSpec`."""
+    dropout: float = 0.0
+    """As in `StepSpec`."""
+    lora: str = ""
     """As in `StepSpec`."""
     device: str = "auto"
     """`auto` (CUDA where there is a GPU, else simulated), `cuda`, `cpu` or `simulated`."""
@@ -69,11 +81,12 @@ class Ladder:
         if self.gate_on not in GATES:
             raise MemplanError(f"Unknown gate-on {self.gate_on!r}.", near_names(self.gate_on, GATES))
 
-    def points(self) -> Iterator[tuple[str, str, str | None, str, Rung]]:
-        """Model, loss, precision, checkpoint mode and rung of every point, in the order they are climbed."""
-        for model, precision, loss, rung in itertools.product(self.model, self.precision, self.loss, self.rungs):
+    def points(self) -> Iterator[tuple[str, str, str, str | None, str, Rung]]:
+        """Model, compilation, loss, precision, checkpoint mode and rung of every point, in the order of the climb."""
+        axes = (self.model, self.compile, self.precision, self.loss, self.rungs)
+        for model, compiled, precision, loss, rung in itertools.product(*axes):
             for ckpt in (rung.ckpt,) if rung.ckpt is not None else self.ckpt:
-                yield model, loss, precision, ckpt, dataclasses.replace(rung, ckpt=ckpt)
+                yield model, compiled, loss, precision, ckpt, dataclasses.replace(rung, ckpt=ckpt)
 
     @staticmethod
     def from_toml(path: Path, changes: dict[str, Any] | None = None) -> "Ladder":
@@ -107,16 +120,16 @@ class Ladder:
                 values[field] = parse_rungs(_texts(origin, key, value, joined=True)[0])
             elif field == "gate":
                 values["gate_bytes"] = parse_bytes(_texts(origin, key, value, joined=True)[0])
-            elif field in ("model", "ckpt", "loss", "precision"):
+            elif field in ("model", "ckpt", "loss", "precision", "compile"):
                 texts = _texts(origin, key, value, joined=True)[0].split(",")
                 values[field] = tuple(text.strip() for text in texts)
-            elif field in ("seq", "images", "warmup", "steps", "timeout"):
+            elif field in ("seq", "images", "suffix", "warmup", "steps", "timeout"):
                 if type(value) is not int:
                     raise MemplanError(f"{origin}: {key} must be a whole number, not {value!r}.")
                 values["timeout_s" if field == "timeout" else field] = value
-            elif field == "clip":
+            elif field in ("clip", "dropout"):
                 if type(value) not in (int, float):
-                    raise MemplanError(f"{origin}: clip must be a number, not {value!r}.")
+                    raise MemplanError(f"{origin}: {key} must be a number, not {value!r}.")
                 values[field] = float(value)
             else:
                 values[field] = _texts(origin, key, value, joined=True)[0]

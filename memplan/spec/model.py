@@ -149,6 +149,10 @@ class ModelSpec:
     """Usual precision, a name of `StepSpec.precision`."""
     images: int = 0
     """Usual crops a sample, for models with a vision tower."""
+    impl: str = "memplan"
+    """Whose module trains: `memplan` (the lean reference), `hf` (transformers') or `user`."""
+    config: str = ""
+    """What `hf` builds from, transformers' configuration as canonical JSON; `pkg.mod:make` for `user`."""
     source: str
     """Where the facts come from."""
 

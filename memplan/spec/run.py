@@ -16,6 +16,15 @@ NOT_ASKED = {
     "device": ("source",),
 }
 """Fields that leave a run's identity alone."""
+NEW_LEVERS = {
+    "workload": ("lm", "vlm"),
+    "suffix": (0,),
+    "blocks": ("",),
+    "dropout": (0.0,),
+    "lora": ("",),
+    "compile": ("off",),
+}
+"""Fields of the step that came later, with what they say where nobody asks for them: such a run keeps its identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +59,15 @@ class RunSpec:
         Sources and a model's usual set-up are no part of the question: correcting one keeps the id.
         """
         facts = self.to_dict()
+        for key, plain in (("impl", "memplan"), ("config", "")):
+            if facts["model"][key] == plain:
+                del facts["model"][key]
         for part, keys in NOT_ASKED.items():
             for key in keys:
                 del facts[part][key]
+        for key, plain in NEW_LEVERS.items():
+            if facts["step"][key] in plain:
+                del facts["step"][key]
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 from memplan.errors import MemplanError
-from memplan.spec.step import CKPT_FORMS, divisible_rungs, parse_counted
+from memplan.spec.checkpointing import Checkpointing
+from memplan.spec.step import divisible_rungs
 
 _EXAMPLE = "Type a rung like B12c6, B12c6l16@full or B4c1s8192@every:2."
 _PART = re.compile(r"(?P<letter>[cls])(?P<digits>\d*)|@(?P<ckpt>[^,@\s]*)")
@@ -61,7 +62,7 @@ class Rung:
                     raise _pointed(text, position, "the checkpoint mode is given twice")
                 ckpt = part["ckpt"]
                 try:
-                    parse_counted("ckpt", ckpt, CKPT_FORMS)
+                    Checkpointing.parse(ckpt)
                 except MemplanError as error:
                     raise _pointed(text, position + 1, str(error).rstrip(".")) from None
             else:

@@ -7,20 +7,24 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from memplan.errors import MemplanError, near_names
+from memplan.spec.checkpointing import Checkpointing
 
 Optimizer = Literal["adamw", "adamw-foreach", "adamw-loop", "sgd"]
 Precision = Literal["fp32", "bf16", "bf16-mixed"]
 Attention = Literal["sdpa", "eager"]
 NormKind = Literal["eager", "fused"]
+Workload = Literal["lm", "vlm", "prefix-suffix", "distill"]
+Compile = Literal["off", "on"]
 Parallel = Literal["single"]
 
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 ATTENTIONS: tuple[str, ...] = get_args(Attention)
 NORMS: tuple[str, ...] = get_args(NormKind)
+WORKLOADS: tuple[str, ...] = get_args(Workload)
+COMPILES: tuple[str, ...] = get_args(Compile)
 PARALLELS: tuple[str, ...] = get_args(Parallel)
-CKPT_FORMS = ("none", "full", "every:K")
-LOSS_FORMS = ("full", "chunked:N", "chunked-ckpt:N")
+LOSS_FORMS = ("full", "valid-rows", "chunked:N", "chunked-ckpt:N", "fused")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +36,23 @@ class StepSpec:
     chunks: int = 1
     """C, backward passes a step; B must be a multiple."""
     seq: int
-    """S, tokens a sample."""
+    """S, tokens a sample; those of its prefix in `prefix-suffix`."""
+    workload: str = "lm"
+    """`lm` next tokens, `vlm` with images, `prefix-suffix` (the prefix is encoded once into a live KV cache, the suffix
+    reads it and carries the loss), `distill` (cross-entropy and a KL term towards a teacher's logits through one
+    head)."""
+    suffix: int = 0
+    """Tokens of the suffix in `prefix-suffix`, 0 elsewhere."""
     images: int = 0
     """Crops a sample through the vision tower."""
     ckpt: str = "none"
-    """Activation checkpointing of decoder blocks: `none`, `full`, or `every:K` (blocks 0, K, 2K, ... recompute)."""
+    """Activation checkpointing of blocks, as `Checkpointing` reads it: `none`, `full`, `every:K`, `first:N`,
+    `selective`, `selective:OPS`, `submodule`, `offload`."""
+    blocks: str = ""
+    """Paths of the block lists that `ckpt` and `compile` treat, with `+` between them; empty: found by structure."""
     loss: str = "full"
-    """Head and cross-entropy: `full`, `chunked:N` (N parts of the rows, one graph) or `chunked-ckpt:N` (each part
-    recomputed in backward)."""
+    """Head and loss: `full`, `valid-rows` (rows that make a loss are picked before the head), `chunked:N` (N parts of
+    the rows, one graph), `chunked-ckpt:N` (each part recomputed in backward) or `fused` (gradients made in forward)."""
     optimizer: str = "adamw"
     """`adamw` (fused), `adamw-foreach`, `adamw-loop` or `sgd` (no momentum)."""
     precision: str = "fp32"
@@ -50,6 +63,13 @@ class StepSpec:
     """RMSNorm by elementwise ops in fp32, or `fused` (torch's own)."""
     clip: float | None = None
     """Largest total gradient norm, or None for no clipping."""
+    dropout: float = 0.0
+    """Probability with which an element is dropped behind attention and feed-forward layers."""
+    lora: str = ""
+    """Adapters on a frozen model: `16` (rank, on every linear of the blocks) or `16:q+v` (on those named); empty: the
+    model itself trains."""
+    compile: str = "off"
+    """`on` compiles each block by torch.compile."""
     parallel: str = "single"
     """How the step is spread over devices."""
     world: int = 1
@@ -59,8 +79,20 @@ class StepSpec:
         for name in ("batch", "chunks", "seq", "world"):
             if getattr(self, name) < 1:
                 raise MemplanError(f"{name} is {getattr(self, name)}; it must be 1 or more.", f"Type --{name} 1.")
-        if self.images < 0:
-            raise MemplanError(f"images is {self.images}; it must be 0 or more.")
+        for name in ("images", "suffix"):
+            if getattr(self, name) < 0:
+                raise MemplanError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
+        if not 0 <= self.dropout < 1:
+            raise MemplanError(f"dropout is {self.dropout}; it must be 0 or more and below 1.", "Type --dropout 0.1.")
+        if (self.suffix > 0) != (self.workload == "prefix-suffix"):
+            raise MemplanError(
+                f"A suffix of {self.suffix} tokens does not go with the workload {self.workload}.",
+                "Type --workload prefix-suffix --suffix 60 together.",
+            )
+        if self.images and self.workload == "lm":
+            raise MemplanError("The workload lm has no images.", "Type --workload vlm, or --images 0.")
+        if not self.images and self.workload == "vlm":
+            raise MemplanError("The workload vlm needs images.", "Type --images 4, or --workload lm.")
         if self.batch % self.chunks:
             raise MemplanError(
                 f"{self.batch} samples do not divide into {self.chunks} chunks;",
@@ -72,13 +104,16 @@ class StepSpec:
             )
         if self.clip is not None and not self.clip > 0:
             raise MemplanError(f"clip is {self.clip}; a gradient norm is above zero.", "Type --clip 1.0.")
-        parse_counted("ckpt", self.ckpt, CKPT_FORMS)
+        Checkpointing.parse(self.ckpt)
+        self.lora_rank  # noqa: B018  # raises where the text is no rank
         parse_counted("loss", self.loss, LOSS_FORMS)
         for name, known in (
             ("optimizer", OPTIMIZERS),
             ("precision", PRECISIONS),
             ("attention", ATTENTIONS),
             ("norm", NORMS),
+            ("workload", WORKLOADS),
+            ("compile", COMPILES),
             ("parallel", PARALLELS),
         ):
             if getattr(self, name) not in known:
@@ -90,19 +125,32 @@ class StepSpec:
         return self.batch // self.chunks
 
     @property
-    def ckpt_every(self) -> int | None:
-        """K when every K-th block recomputes (`full` is 1), None without checkpointing."""
-        kind, count = parse_counted("ckpt", self.ckpt, CKPT_FORMS)
-        return {"none": None, "full": 1, "every": count}[kind]
+    def checkpointing(self) -> Checkpointing:
+        """What `ckpt` says."""
+        return Checkpointing.parse(self.ckpt)
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapters, 0 without them; MemplanError when `lora` is no rank."""
+        rank = self.lora.partition(":")[0]
+        if self.lora and not (rank.isascii() and rank.isdigit() and int(rank) >= 1):
+            raise MemplanError(f"lora {self.lora!r} has no rank.", "Type --lora 16, or --lora 16:q+v.")
+        return int(rank or 0)
+
+    @property
+    def lora_names(self) -> tuple[str, ...]:
+        """Names of the linears that get adapters; empty for all those of the blocks."""
+        names = self.lora.partition(":")[2]
+        return tuple(names.split("+")) if names else ()
 
     @property
     def loss_kind(self) -> str:
-        """`full`, `chunked` or `chunked-ckpt`."""
+        """`full`, `valid-rows`, `chunked`, `chunked-ckpt` or `fused`."""
         return parse_counted("loss", self.loss, LOSS_FORMS)[0]
 
     @property
     def loss_chunks(self) -> int:
-        """Parts in which the head and the loss of one backward pass are made; 1 for `full`."""
+        """Parts in which the head and the loss of one backward pass are made; 1 where all are made at once."""
         return parse_counted("loss", self.loss, LOSS_FORMS)[1] or 1
 
 

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from memplan.models.batch import IGNORED, Batch, synthetic_batch
-from memplan.models.decoder import Decoder
+from memplan.models.blocks import find_blocks
 from memplan.models.factory import build_model
 from memplan.spec.run import RunSpec
 from memplan.step.checkpoint import checkpoint_blocks
-from memplan.step.chunked_loss import summed_loss
+from memplan.step.chunked_loss import rows_loss, summed_loss
+from memplan.step.lora import add_adapters
 from memplan.step.optimizers import make_optimizer
+from memplan.step.region import Region
 
 Mark = Callable[[str], None]
 
@@ -28,6 +30,15 @@ class TrainStep:
         self.model = model
         self.batch = batch
         self.num_targets = int((batch.labels != IGNORED).sum())
+        step = run.step
+        self.blocks = {} if step.ckpt == "none" and step.compile == "off" else find_blocks(model, step.blocks)
+        self.regions, self.note = checkpoint_blocks(
+            self.blocks,
+            step.checkpointing,
+            dropout=step.dropout > 0,
+            shares_kv=getattr(model, "shares_kv", False),
+        )
+        self.loss_region = Region("loss", rows_loss)
         self.optimizer = make_optimizer(run.step.optimizer, model.parameters())
 
     def __call__(self, mark: Mark = no_mark) -> float:
@@ -62,8 +73,9 @@ class TrainStep:
         with torch.autocast(part.labels.device.type, torch.bfloat16, enabled=step.precision == "bf16-mixed"):
             hidden = self.model(part)
             mark("loss")
-            weight = decoder_of(self.model).head_weight
-            total = summed_loss(hidden, weight, part.labels, kind=step.loss_kind, chunks=step.loss_chunks)
+            total = summed_loss(
+                hidden, self.model.head, part, kind=step.loss_kind, chunks=step.loss_chunks, region=self.loss_region
+            )
         return total / self.num_targets
 
 
@@ -74,14 +86,10 @@ def build_step(run: RunSpec, device: torch.device, seed: int = 0) -> TrainStep:
     torch.set_default_dtype(torch.bfloat16 if run.step.precision == "bf16" else torch.float32)
     try:
         with device:
-            model = build_model(run.model, attention=run.step.attention, norm=run.step.norm)
+            model = build_model(run.model, attention=run.step.attention, norm=run.step.norm, dropout=run.step.dropout)
+            if run.step.lora:
+                add_adapters(model, run.step)
     finally:
         torch.set_default_dtype(default)
-    checkpoint_blocks(decoder_of(model), run.step.ckpt_every)
     model.train()
     return TrainStep(run, model, synthetic_batch(run, device, seed))
-
-
-def decoder_of(model: nn.Module) -> Decoder:
-    """The decoder inside `model`, which carries blocks, embedding and head."""
-    return next(module for module in model.modules() if isinstance(module, Decoder))

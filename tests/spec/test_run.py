@@ -89,6 +89,6 @@ def test_a_step_may_fill_the_models_sequence() -> None:
 
 def test_derived_numbers() -> None:
     step = StepSpec(batch=12, chunks=6, seq=8, ckpt="every:2", loss="chunked-ckpt:16")
-    assert (step.micro_batch, step.ckpt_every, step.loss_kind, step.loss_chunks) == (2, 2, "chunked-ckpt", 16)
+    assert (step.micro_batch, step.checkpointing.count, step.loss_kind, step.loss_chunks) == (2, 2, "chunked-ckpt", 16)
     plain = StepSpec(batch=1, seq=8)
-    assert (plain.ckpt_every, plain.loss_kind, plain.loss_chunks) == (None, "full", 1)
+    assert (plain.checkpointing.count, plain.loss_kind, plain.loss_chunks) == (None, "full", 1)

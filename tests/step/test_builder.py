@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from memplan.models.batch import IGNORED, Batch
 from memplan.models.decoder import Decoder
 from memplan.step import builder
-from memplan.step.builder import TrainStep, build_step, decoder_of
+from memplan.step.builder import TrainStep, build_step
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def test_the_loss_starts_at_a_uniform_guess_and_falls(model: str, precision: str
     """The same batch again and again is learnt by heart."""
     images = 1 if model == "tiny-molmo2" else 0
     step = step_of(model, precision=precision, images=images)
-    vocab = decoder_of(step.model).spec.vocab
+    vocab = step.model.decoder.spec.vocab
     losses = [step() for _ in range(5)]
     assert losses[0] == pytest.approx(math.log(vocab), abs=0.3)
     assert all(math.isfinite(loss) for loss in losses)
@@ -81,7 +81,7 @@ def test_building_leaves_the_default_dtype_alone_even_when_it_fails(monkeypatch:
 
 def test_the_decoder_is_found_wherever_it_is() -> None:
     for model in ("tiny", "tiny-molmo2"):
-        assert isinstance(decoder_of(step_of(model).model), Decoder)
+        assert isinstance(step_of(model).model.decoder, Decoder)
 
 
 # Phases
@@ -124,7 +124,7 @@ def test_a_chunks_graph_is_gone_before_the_next_ones_forward() -> None:
     step = step_of(chunks=2)
     alive: list[int] = []
     outputs: list[weakref.ref[Tensor]] = []
-    decoder_of(step.model).norm.register_forward_hook(lambda module, args, out: outputs.append(weakref.ref(out)))
+    step.model.decoder.norm.register_forward_hook(lambda module, args, out: outputs.append(weakref.ref(out)))
 
     def listen(phase: str) -> None:
         if phase in ("forward", "optimizer"):
@@ -264,7 +264,7 @@ def test_autocast_does_not_leak_out_of_a_step() -> None:
 
 
 def test_attention_and_norm_reach_the_model() -> None:
-    decoder = decoder_of(step_of("tiny", attention="eager", norm="fused").model)
+    decoder = step_of("tiny", attention="eager", norm="fused").model.decoder
     assert decoder.attention == "eager"
     assert decoder.blocks[0].attn.kind == "eager"
     assert decoder.blocks[0].attn_norm.kind == decoder.norm.kind == "fused"

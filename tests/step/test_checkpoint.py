@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memplan.models.decoder import Block
 from memplan.step import checkpoint as checkpoint_module
-from memplan.step.builder import TrainStep, build_step, decoder_of
+from memplan.step.builder import TrainStep, build_step
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def step_of(ckpt: str, **step: object) -> TrainStep:
 
 
 def calls_by_block(step: TrainStep, calls: Counter[Block]) -> list[int]:
-    return [calls[block] for block in decoder_of(step.model).blocks]
+    return [calls[block] for block in step.model.decoder.blocks]
 
 
 @pytest.mark.parametrize(

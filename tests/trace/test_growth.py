@@ -34,7 +34,7 @@ CASES = [
 @pytest.mark.parametrize(("model", "rung", "changes"), CASES)
 def test_a_grown_trace_is_the_full_one(model: str, rung: str, changes: dict[str, object], device: object) -> None:
     run = asked(model, rung, device=device, seq=32, **changes)  # type: ignore[arg-type]
-    every = run.step.ckpt_every or 1
+    every = run.step.checkpointing.count or 1
     whole = with_blocks(run, 6 * every + 1 % every)
     few = fewer_blocks(whole)
     assert few.model.decoder.num_layers < whole.model.decoder.num_layers

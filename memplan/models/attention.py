@@ -1,0 +1,91 @@
+"""Grouped-query attention with rotation.
+
+Letters: `B` batch, `S` sequence, `H` hidden, `A` query heads, `K` key/value heads, `D` head size. No tensor outlives
+its last reader: what autograd does not save is gone when its line is.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memplan.models.norms import RMSNorm
+from memplan.spec.model import DecoderSpec
+
+Rope = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention [B, S, H] -> [B, S, H] with rotation, by torch's SDPA or by eager matmuls."""
+
+    def __init__(self, spec: DecoderSpec, *, attention: str, norm: str) -> None:
+        super().__init__()
+        self.spec = spec
+        self.kind = attention
+        q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        if spec.projections == "fused":
+            self.qkv = nn.Linear(spec.hidden, q_width + 2 * kv_width, bias=spec.qkv_bias)
+        else:
+            self.q = nn.Linear(spec.hidden, q_width, bias=spec.qkv_bias)
+            self.k = nn.Linear(spec.hidden, kv_width, bias=spec.qkv_bias)
+            self.v = nn.Linear(spec.hidden, kv_width, bias=spec.qkv_bias)
+        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, norm) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, norm) if spec.qk_norm else None
+        self.out = nn.Linear(q_width, spec.hidden, bias=spec.out_bias)
+
+    def forward(self, x: Tensor, rope: Rope | None, mask: Tensor | None) -> Tensor:
+        q, k, v = self.project(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if rope is not None:
+            q = rotate(q, rope, self.spec.rope_fp32)
+            k = rotate(k, rope, self.spec.rope_fp32)
+        out = sdpa(q, k, v, mask) if self.kind == "sdpa" else eager_attention(q, k, v, mask)
+        del q, k, v
+        out = out.transpose(1, 2).flatten(2)
+        return self.out(out)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, S, A, D], keys and values [B, S, K, D]; views of one tensor when the projection is fused."""
+        spec = self.spec
+        if spec.projections == "fused":
+            heads = self.qkv(x).unflatten(-1, (-1, spec.head_dim))
+            q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=2)
+            return q, k, v
+        shape = (-1, spec.head_dim)
+        return self.q(x).unflatten(-1, shape), self.k(x).unflatten(-1, shape), self.v(x).unflatten(-1, shape)
+
+
+def rotate(x: Tensor, rope: Rope, in_fp32: bool) -> Tensor:
+    """Rotary embedding of `x` [B, heads, S, D] by tables [S, D], rotated as two halves."""
+    cos, sin = rope
+    dtype = x.dtype
+    if in_fp32:
+        x = x.float()
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(dtype if in_fp32 else cos.dtype)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention [B, A, S, D] by torch's kernels: causal with grouped heads, or under an additive mask with heads
+    repeated."""
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.size(1) != q.size(1))
+    k, v = repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype))
+
+
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention [B, A, S, D] by matmul, fp32 softmax, matmul; `mask` is added to the scaled scores [B, A, S, S]."""
+    k, v = repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1))
+    scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(q.size(-1))
+    if mask is not None:
+        scores = scores + mask.to(scores.dtype)
+    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
+
+
+def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
+    """`x` [B, K, S, D] with every head repeated to make `num_heads`; `x` itself when it has as many."""
+    return x if x.size(1) == num_heads else x.repeat_interleave(num_heads // x.size(1), dim=1)
