@@ -3,6 +3,7 @@
 from torch import nn
 
 from memplan.errors import MemplanError
+from memplan.models.trainable import Trainable
 
 
 def block_paths(model: nn.Module) -> tuple[str, ...]:
@@ -30,7 +31,7 @@ def is_stack(container: nn.Module) -> bool:
 def find_blocks(model: nn.Module, paths: str = "") -> dict[str, nn.Module]:
     """Blocks by path, those of several lists one after another; `paths` names the lists, with `+` between them, and is
     empty where the model's own `block_paths` or its structure tells. MemplanError where a path leads nowhere."""
-    own: tuple[str, ...] | None = getattr(model, "block_paths", None)
+    own = model.block_paths if isinstance(model, Trainable) else ()
     named = tuple(paths.split("+")) if paths else own or block_paths(model)
     blocks: dict[str, nn.Module] = {}
     for path in named:

@@ -11,13 +11,14 @@ from memplan.models.batch import Batch
 from memplan.models.decoder import Decoder
 from memplan.models.head import Head
 from memplan.models.molmo2 import Molmo2
+from memplan.models.trainable import Trainable
 from memplan.spec.model import Component, ModelSpec
 
 INIT_STD = 0.02
 """Standard deviation of every random matrix, GPT-2's."""
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Trainable):
     """A batch -> final normed hidden states [B, S, H]; the head is the decoder's."""
 
     def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0) -> None:

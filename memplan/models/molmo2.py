@@ -4,17 +4,18 @@ Letters: `B` batch, `S` sequence, `H` hidden, `T` image tokens of a sample, `h` 
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memplan.models.batch import Batch
 from memplan.models.connector import Connector
 from memplan.models.decoder import Decoder
 from memplan.models.head import Head
+from memplan.models.trainable import Trainable
 from memplan.models.vision import VisionTower
 from memplan.spec.model import ModelSpec
 
 
-class Molmo2(nn.Module):
+class Molmo2(Trainable):
     """A batch -> final normed hidden states [B, S, H]; the head is the decoder's."""
 
     def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0) -> None:

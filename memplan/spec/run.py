@@ -59,8 +59,8 @@ class RunSpec:
         Sources and a model's usual set-up are no part of the question: correcting one keeps the id.
         """
         facts = self.to_dict()
-        for key, plain in (("impl", "memplan"), ("config", "")):
-            if facts["model"][key] == plain:
+        for key, unsaid in (("impl", "memplan"), ("config", "")):
+            if facts["model"][key] == unsaid:
                 del facts["model"][key]
         for part, keys in NOT_ASKED.items():
             for key in keys:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from memplan.models.batch import IGNORED, Batch, synthetic_batch
 from memplan.models.blocks import find_blocks
 from memplan.models.factory import build_model
+from memplan.models.trainable import Trainable
 from memplan.spec.run import RunSpec
 from memplan.step.checkpoint import checkpoint_blocks
 from memplan.step.chunked_loss import rows_loss, summed_loss
@@ -25,7 +26,7 @@ def no_mark(phase: str) -> None:
 class TrainStep:
     """A model, its batch and its optimizer; a call is one whole optimizer step."""
 
-    def __init__(self, run: RunSpec, model: nn.Module, batch: Batch) -> None:
+    def __init__(self, run: RunSpec, model: Trainable, batch: Batch) -> None:
         self.run = run
         self.model = model
         self.batch = batch
@@ -36,7 +37,7 @@ class TrainStep:
             self.blocks,
             step.checkpointing,
             dropout=step.dropout > 0,
-            shares_kv=getattr(model, "shares_kv", False),
+            shares_kv=model.shares_kv,
         )
         self.loss_region = Region("loss", rows_loss)
         self.optimizer = make_optimizer(run.step.optimizer, model.parameters())

@@ -26,9 +26,9 @@ class LoraLinear(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, dropout: float) -> None:
         super().__init__()
         self.base = base
-        options = {"dtype": base.weight.dtype, "device": base.weight.device}
-        self.down = nn.Parameter(torch.empty(rank, base.in_features, **options))
-        self.up = nn.Parameter(torch.zeros(base.out_features, rank, **options))
+        dtype = base.weight.dtype
+        self.down = nn.Parameter(torch.empty(rank, base.in_features, dtype=dtype))
+        self.up = nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype))
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
         self.dropout = dropout
 

@@ -18,7 +18,7 @@ def ladder_of(**data: Any) -> Ladder:
 
 def test_every_axis_crosses_every_rung_but_a_rung_keeps_its_own_mode() -> None:
     ladder = ladder_of(ckpt="none,full", loss=["full", "chunked:2"])
-    names = [(loss, str(rung)) for _, loss, _, _, rung in ladder.points()]
+    names = [(loss, str(rung)) for _, _, loss, _, _, rung in ladder.points()]
     of_one_loss = ["B4c2@none", "B4c2@full", "B2c1@full"]
     assert names == [("full", name) for name in of_one_loss] + [("chunked:2", name) for name in of_one_loss]
 
