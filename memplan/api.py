@@ -34,6 +34,7 @@ def climb(
     """The rows of `ladder`, measured on this machine, in a folder of their own; MemplanError before the first rung when
     any of them cannot be climbed or the folder cannot be written. `tell` hears what was assumed, `say` what goes on."""
     from memplan.estimate import estimate as estimated
+    from memplan.estimate import uncovered
     from memplan.ladder import runner
     from memplan.ladder.folder import open_folder
     from memplan.ladder.points import assumed, find_device, points
@@ -41,9 +42,13 @@ def climb(
     device, simulated = find_device(ladder.device, ladder.gpu)
     found = points(ladder, device, simulated=simulated)
     runner.check(ladder, found)
-    estimates = {point.run.run_id: estimated(point.run).peak_allocated_bytes for point in found}
+    estimates = {
+        point.run.run_id: None if uncovered(point.run) else estimated(point.run).peak_allocated_bytes
+        for point in found
+    }
     folder = open_folder(out, ladder.name, resume=resume, reports=REPORTS)
-    tell(assumed(ladder, found))
+    unknown = sorted({unknown for point in found if (unknown := uncovered(point.run))})
+    tell([*assumed(ladder, found), *(f"not estimated, since no formula knows it: {what}" for what in unknown)])
     return runner.climb(
         ladder, found, folder, resume=resume, estimated=lambda point: estimates[point.run.run_id], say=say
     )

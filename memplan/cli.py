@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from memplan import api
+from memplan.cli_options import RUNG, STEP, options
 from memplan.errors import MemplanError, NothingMeasuredError
 from memplan.record import Fit
 from memplan.spec import Ladder
@@ -27,34 +28,15 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-# One spelling for every verb.
-Model = Annotated[str | None, typer.Option("--model", help="Model; a ladder takes several with commas.")]
-Seq = Annotated[int | None, typer.Option("--seq", help="Tokens a sample; the model's usual length otherwise.")]
-Images = Annotated[int | None, typer.Option("--images", help="Image crops a sample.")]
-Ckpt = Annotated[str | None, typer.Option("--ckpt", help="none, full, every:K; several cross every rung.")]
-Loss = Annotated[str | None, typer.Option("--loss", help="full, chunked:N, chunked-ckpt:N.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="fp32, bf16, bf16-mixed.")]
-Optimizer = Annotated[str | None, typer.Option("--optimizer", help="adamw, adamw-foreach, adamw-loop, sgd.")]
-Attention = Annotated[str | None, typer.Option("--attention", help="sdpa, eager.")]
-Norm = Annotated[str | None, typer.Option("--norm", help="eager, fused.")]
-Clip = Annotated[float | None, typer.Option("--clip", help="Largest total gradient norm.")]
+# Spellings that several verbs share, beside those of `cli_options`.
 Gate = Annotated[str | None, typer.Option("--gate", help="What the peak is held against: 71GiB.")]
 Output = Annotated[str, typer.Option("-o", "--output", help="table, json, jsonl, md, csv.")]
 
 
 @app.command()
+@options(STEP)
 def ladder(
     rungs: Annotated[str, typer.Argument(help="Rungs like B12c6,B8c4@full, or a file.toml.", metavar="RUNGS")],
-    model: Model = None,
-    seq: Seq = None,
-    images: Images = None,
-    ckpt: Ckpt = None,
-    loss: Loss = None,
-    precision: Precision = None,
-    optimizer: Optimizer = None,
-    attention: Attention = None,
-    norm: Norm = None,
-    clip: Clip = None,
     device: Annotated[str | None, typer.Option("--device", help="auto, cuda, cpu, simulated.")] = None,
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="Card of a simulated climb, h100-80g when none is named.")
@@ -67,6 +49,7 @@ def ladder(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier climb.")] = False,
     output: Output = "table",
+    **step: Any,
 ) -> None:
     """Train real steps, one fresh process a rung, and hold each peak against a gate."""
     from memplan.report.ladder_table import ladder_table, provenance
@@ -75,9 +58,8 @@ def ladder(
     from memplan.report.render import check_form, render, wants_rich
 
     check_form(output)
-    given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
-                   attention=attention, norm=norm, clip=clip, device=device, gpu=gpu, gate=gate, gate_on=gate_on,
-                   warmup=warmup, steps=steps, timeout=timeout)  # fmt: skip
+    given = _given(**step, device=device, gpu=gpu, gate=gate, gate_on=gate_on, warmup=warmup, steps=steps,
+                   timeout=timeout)  # fmt: skip
     question = _ladder(rungs, given)
     progress = Progress()
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -104,40 +86,27 @@ def ladder(
 
 
 @app.command()
+@options(RUNG, STEP)
 def estimate(
-    model: Model = None,
-    rung: Annotated[str | None, typer.Option("--rung", help="A rung like B12c6@full.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Samples a step, instead of --rung.")] = None,
-    chunks: Annotated[int | None, typer.Option("--chunks", help="Backward passes a step.")] = None,
-    seq: Seq = None,
-    images: Images = None,
-    ckpt: Ckpt = None,
-    loss: Loss = None,
-    precision: Precision = None,
-    optimizer: Optimizer = None,
-    attention: Attention = None,
-    norm: Norm = None,
-    clip: Clip = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, to estimate for the host.")] = None,
     gate: Gate = None,
     method: Annotated[str, typer.Option("--method", help="formulas, or trace.")] = "formulas",
     output: Output = "table",
+    **step: Any,
 ) -> None:
     """Say by formulas what a step needs: static memory, what a sample adds, the peak of each phase, what fits."""
     if method not in ("formulas", "trace"):
         raise MemplanError(f"Unknown method {method!r}.", "Type --method formulas or --method trace.")
     if method == "trace":
-        trace(model, rung, batch, chunks, seq, images, ckpt, loss, precision, optimizer, attention, norm, clip, gpu,
-              device, gate, None, None, output)  # fmt: skip
+        trace(**step, gpu=gpu, device=device, gate=gate, plot=None, entry=None, output=output)
         return
     from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table
     from memplan.report.render import check_form, render
 
     check_form(output)
-    given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
-                   attention=attention, norm=norm, clip=clip, gate=gate)  # fmt: skip
-    question = _one_rung(rung, batch, chunks, given, name="estimate")
+    rung, given = _rung_and_given(step, gate=gate)
+    question = _one_rung(rung, given, name="estimate")
     answer, fit = api.estimate(question, api.estimated_device(device, gpu))
     _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
     if output == "table":
@@ -150,26 +119,15 @@ def estimate(
 
 
 @app.command()
+@options(RUNG, STEP)
 def trace(
-    model: Model = None,
-    rung: Annotated[str | None, typer.Option("--rung", help="A rung like B12c6@full.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Samples a step, instead of --rung.")] = None,
-    chunks: Annotated[int | None, typer.Option("--chunks", help="Backward passes a step.")] = None,
-    seq: Seq = None,
-    images: Images = None,
-    ckpt: Ckpt = None,
-    loss: Loss = None,
-    precision: Precision = None,
-    optimizer: Optimizer = None,
-    attention: Attention = None,
-    norm: Norm = None,
-    clip: Clip = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, to trace under the host's rules.")] = None,
     gate: Gate = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Picture of the step, .png or .svg.")] = None,
     entry: Annotated[str | None, typer.Option("--entry", help="A step of yours: pkg.mod:make_step.")] = None,
     output: Output = "table",
+    **step: Any,
 ) -> None:
     """Run the real step on fake tensors under a card's rules: the peak, where it is, and who is alive there."""
     from memplan.report.estimate_page import assumptions
@@ -178,16 +136,15 @@ def trace(
     from memplan.report.trace_page import run_heading, trace_json, trace_page, trace_phase_table
 
     check_form(output)
-    given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
-                   attention=attention, norm=norm, clip=clip, gate=gate)  # fmt: skip
+    rung, given = _rung_and_given(step, gate=gate)
     on = api.estimated_device(device, gpu)
     if entry is not None:
-        if given.keys() - {"gate"} or rung or batch or chunks:
+        if given.keys() - {"gate"} or rung is not None:
             raise MemplanError("--entry brings its own model and step.", "Leave the options about them out.")
         steps, fit = api.trace_entry(entry, on, None if gate is None else parse_bytes(gate))
         title, heading, answer = entry, f"{entry}\ntraced for {on.name}", trace_json(steps, fit)
     else:
-        traced, fit, per_sample_bytes = api.trace(_one_rung(rung, batch, chunks, given, name="trace"), on)
+        traced, fit, per_sample_bytes = api.trace(_one_rung(rung, given, name="trace"), on)
         _say(assumptions(traced.run, given.keys() | _given(gpu=gpu).keys()))
         steps, heading = traced.steps, run_heading(traced, per_sample_bytes)
         answer = trace_json(traced, fit) | {"per_sample_bytes": per_sample_bytes}
@@ -223,29 +180,21 @@ def doctor(output: Output = "table") -> None:
 
 
 @app.command()
+@options(STEP)
 def verify(
     rungs: Annotated[
         str, typer.Argument(help="Variants to hold against the plain step.", metavar="RUNGS")
     ] = "B4c1@full,B4c1@every:2,B4c2@none,B4c4@full,B4c1l4@none,B4c2l4@full",
-    model: Model = None,
-    seq: Seq = None,
-    images: Images = None,
-    ckpt: Ckpt = None,
-    loss: Loss = None,
-    precision: Precision = None,
-    optimizer: Optimizer = None,
-    attention: Attention = None,
-    norm: Norm = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda.")] = None,
     output: Output = "table",
+    **step: Any,
 ) -> None:
     """Prove that chunks, checkpointing and chunked losses leave the loss and every gradient alone."""
     from memplan.report.lists import parity_table
     from memplan.report.render import check_form, render, wants_rich
 
     check_form(output)
-    given = _given(model=model, seq=seq, images=images, ckpt=ckpt, loss=loss, precision=precision, optimizer=optimizer,
-                   attention=attention, norm=norm, device=device)  # fmt: skip
+    given = _given(**step, device=device)
     assumed = {"model": "tiny", "device": "cpu", "loss": "full,chunked-ckpt:2"}
     question = Ladder.from_dict(assumed | given | {"rungs": rungs}, name="verify", origin="options")
     reports = list(api.verify(question))
@@ -314,12 +263,19 @@ def _ladder(rungs: str, given: dict[str, Any]) -> Ladder:
     return Ladder.from_dict(values, name=f"{values['model'].replace(',', '+')}_{device}", origin="options")
 
 
-def _one_rung(rung: str | None, batch: int | None, chunks: int | None, given: dict[str, Any], *, name: str) -> Ladder:
-    """The ladder of one rung that `--rung` or `--batch` and `--chunks` name."""
+def _rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, dict[str, Any]]:
+    """The rung that `--rung` or `--batch` and `--chunks` name, or None, and the other options that were typed."""
+    rung, batch, chunks = (step.pop(name) for name in RUNG)
     if rung is not None and (batch is not None or chunks is not None):
         raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
-    rung = rung if rung is not None else f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
-    return Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung}, name=name, origin="options")
+    if batch is not None or chunks is not None:
+        rung = f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
+    return rung, _given(**step, **others)
+
+
+def _one_rung(rung: str | None, given: dict[str, Any], *, name: str) -> Ladder:
+    """The ladder of one rung, B1c1 when none was named."""
+    return Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung or "B1c1"}, name=name, origin="options")
 
 
 def _given(**options: Any) -> dict[str, Any]:

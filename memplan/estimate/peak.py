@@ -6,7 +6,9 @@ Letters as in `activations`. A step of C chunks is judged by its last chunk, whe
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memplan.errors import MemplanError
 from memplan.estimate import activations, overhead, states
+from memplan.estimate.covers import uncovered
 from memplan.estimate.logits import LossCost, loss_cost
 from memplan.estimate.parts import Stage, Widths
 from memplan.estimate.vision import vision_cost
@@ -32,7 +34,9 @@ class Moment:
 
 
 def estimate(run: RunSpec) -> Estimate:
-    """What the formulas say about `run`."""
+    """What the formulas say about `run`; MemplanError where they know nothing of a part of it."""
+    if unknown := uncovered(run):
+        raise MemplanError(f"estimate has no formulas for {unknown}.", "Type memplan trace, which runs the real step.")
     largest: dict[str, Moment] = {}
     for moment in moments(run):
         if moment.phase not in largest or moment.total > largest[moment.phase].total:

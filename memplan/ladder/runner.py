@@ -65,16 +65,17 @@ def climb(
     folder: Path,
     *,
     resume: bool,
-    estimated: Callable[[Point], int],
+    estimated: Callable[[Point], int | None],
     say: Callable[[Note], None],
     run: Run = run_worker,
     available_bytes: Callable[[], int | None] = available_ram_bytes,
 ) -> Climb:
     """Rows of `points`, measured in order, added to the file in `folder` one by one.
 
-    `estimated` gives the formulas' bytes, which only guard and compare; `say` is told what goes on; `run` and
-    `available_bytes` are the process and the host. With `resume`, rows whose status is final are kept and held against
-    this ladder's gate, and the other rungs are climbed again. Ctrl-C ends the climb, not what was measured.
+    `estimated` gives the formulas' bytes, which only guard and compare, or None where there are none; `say` is told
+    what goes on; `run` and `available_bytes` are the process and the host. With `resume`, rows whose status is final
+    are kept and held against this ladder's gate, and the other rungs are climbed again. Ctrl-C ends the climb, not what
+    was measured.
     """
     rows_file = folder / ROWS_FILE
     kept = {row.run_id: row for row in read_rows(rows_file)} if resume and rows_file.exists() else {}
@@ -127,7 +128,7 @@ def _measure(
     ladder: Ladder,
     point: Point,
     folder: Path,
-    estimated_bytes: int,
+    estimated_bytes: int | None,
     here: dict[str, Any],
     say: Say,
     run: Run,
@@ -143,7 +144,7 @@ def _measure(
         "command": point.command,
     }
     room_bytes = available_bytes() if point.run.device.rules == "cpu" else None
-    if room_bytes is not None and estimated_bytes > room_bytes:
+    if room_bytes is not None and estimated_bytes is not None and estimated_bytes > room_bytes:
         error = f"not started: {format_bytes(estimated_bytes)} estimated, {format_bytes(room_bytes)} available here"
         return RungResult(**common, status="oom", error=error, environment=here)
     job = {"run": point.run.to_dict(), "simulated": point.simulated, "warmup": ladder.warmup, "steps": ladder.steps}

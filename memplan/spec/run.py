@@ -92,4 +92,5 @@ class RunSpec:
             model["vision"] = VisionSpec(**model["vision"] | {"layers_read": tuple(model["vision"]["layers_read"])})
             model["connector"] = ConnectorSpec(**model["connector"])
         model["frozen"] = tuple(model["frozen"])
-        return RunSpec(model=ModelSpec(**model), step=StepSpec(**data["step"]), device=DeviceSpec(**data["device"]))
+        step = {"workload": "vlm" if data["step"].get("images") else "lm"} | data["step"]
+        return RunSpec(model=ModelSpec(**model), step=StepSpec(**step), device=DeviceSpec(**data["device"]))

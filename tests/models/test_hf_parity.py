@@ -48,7 +48,7 @@ def model_of(name: str, decoder: DecoderSpec) -> ModelSpec:
 
 
 def batch_for(spec: ModelSpec, seq: int = 21) -> Batch:
-    step = StepSpec(batch=2, seq=seq, images=spec.images)
+    step = StepSpec(batch=2, seq=seq, images=spec.images, workload="vlm" if spec.images else "lm")
     return synthetic_batch(RunSpec(model=spec, step=step, device=DeviceSpec(name="cpu", rules="cpu")), "cpu", 1)
 
 

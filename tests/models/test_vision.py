@@ -22,7 +22,8 @@ TINY = model_spec("tiny-molmo2")
 
 def run_of(spec: ModelSpec, **step: int) -> RunSpec:
     step = {"batch": 2, "seq": spec.seq, "images": spec.images} | step
-    return RunSpec(model=spec, step=StepSpec(**step), device=DeviceSpec(name="cpu", rules="cpu"))
+    workload = "vlm" if step["images"] else "lm"
+    return RunSpec(model=spec, step=StepSpec(**step, workload=workload), device=DeviceSpec(name="cpu", rules="cpu"))
 
 
 def count(module: nn.Module) -> int:
