@@ -60,7 +60,7 @@ def options(*groups: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[
         every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*arguments, *added, *rest)]
         taken.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         taken.__annotations__ = {one.name: one.annotation for one in every}
-        del taken.__wrapped__  # type: ignore[attr-defined]  # whose signature typer would read instead
+        del taken.__wrapped__  # whose signature typer would read instead
         return taken
 
     return give

@@ -16,10 +16,11 @@ from samples import row_of
 from memplan.cli import app, main
 from memplan.record import append_row, read_rows
 
-STEP = {"--seq", "--images", "--ckpt", "--loss", "--precision", "--optimizer", "--attention", "--norm"}
+STEP = {"--seq", "--images", "--ckpt", "--loss", "--precision", "--optimizer", "--attention", "--norm", "--clip"}
+STEP |= {"--workload", "--suffix", "--blocks", "--dropout", "--lora", "--compile"}
 OUT = {"-o", "--output"}
-CLIMB = {"--clip", "--device", "--gpu", "--gate", "--gate-on", "--warmup", "--steps", "--timeout", "--out", "--resume"}
-ASKED = {"--model", "--rung", "--batch", "--chunks", "--clip", "--gpu", "--device", "--gate"}
+CLIMB = {"--device", "--gpu", "--gate", "--gate-on", "--warmup", "--steps", "--timeout", "--out", "--resume"}
+ASKED = {"--model", "--rung", "--batch", "--chunks", "--gpu", "--device", "--gate"}
 SURFACE = {
     "ladder": {"RUNGS", "--model"} | STEP | CLIMB | OUT,
     "estimate": ASKED | {"--method"} | STEP | OUT,

@@ -27,7 +27,8 @@ ALLOWED = {
     "analysis": BASE | {"spec", "record"},
     "report": BASE | {"spec", "record", "analysis"},
     "api": BASE | {"spec", "record", "models", "step", "trace", "backends", "ladder", "estimate", "plan", "analysis"},
-    "cli": BASE | {"spec", "record", "api", "report"},
+    "cli": BASE | {"spec", "record", "api", "report", "cli_options"},
+    "cli_options": BASE,
     "__main__": {"cli"},
 }
 """Part of the package to the parts that it may import."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memplan.models.cache import KVLayer
 from memplan.models.norms import RMSNorm
 from memplan.spec.model import DecoderSpec
 
@@ -35,6 +36,23 @@ class Attention(nn.Module):
         self.out = nn.Linear(q_width, spec.hidden, bias=spec.out_bias)
 
     def forward(self, x: Tensor, rope: Rope | None, mask: Tensor | None) -> Tensor:
+        q, k, v = self.projected(x, rope)
+        out = self.weigh(q, k, v, mask)
+        del q, k, v
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def cached(self, x: Tensor, rope: Rope | None, mask: Tensor | None, past: KVLayer) -> tuple[Tensor, Tensor, Tensor]:
+        """Attention to `past` and to `x` itself, with the keys and values of `x` [B, K, S, D], which are for
+        the caller to append."""
+        q, k, v = self.projected(x, rope)
+        if self.spec.projections == "fused":
+            v = v.clone()  # a view would keep the whole fused projection alive as long as the cache
+        out = self.weigh(q, *past.joined(k, v), mask)
+        del q
+        return self.out(out.transpose(1, 2).flatten(2)), k, v
+
+    def projected(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, A, S, D], keys and values [B, K, S, D], normed and rotated."""
         q, k, v = self.project(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -42,10 +60,11 @@ class Attention(nn.Module):
         if rope is not None:
             q = rotate(q, rope, self.spec.rope_fp32)
             k = rotate(k, rope, self.spec.rope_fp32)
-        out = sdpa(q, k, v, mask) if self.kind == "sdpa" else eager_attention(q, k, v, mask)
-        del q, k, v
-        out = out.transpose(1, 2).flatten(2)
-        return self.out(out)
+        return q, k, v
+
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention [B, A, S, D] by the kernel asked for."""
+        return sdpa(q, k, v, mask) if self.kind == "sdpa" else eager_attention(q, k, v, mask)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, S, A, D], keys and values [B, S, K, D]; views of one tensor when the projection is fused."""
@@ -72,7 +91,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention [B, A, S, D] by torch's kernels: causal with grouped heads, or under an additive mask with heads
     repeated."""
     if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.size(1) != q.size(1))
+        one = q.size(2) == 1  # a single query sees every key, and the flag would let it see the first alone
+        return F.scaled_dot_product_attention(q, k, v, is_causal=not one, enable_gqa=k.size(1) != q.size(1))
     k, v = repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype))
 

@@ -21,9 +21,12 @@ class Batch:
     """The inputs of one step; the image fields are there together or not at all."""
 
     tokens: Tensor
-    """Input ids, int64 [B, S]."""
+    """Input ids, int64 [B, S]; those of the prefix where there is a suffix."""
     labels: Tensor
-    """Next tokens, int64 [B, S], `IGNORED` where the next token is an image placeholder."""
+    """Next tokens, int64 [B, S], `IGNORED` where the next token is an image placeholder; of the suffix where there is
+    one, [B, T]."""
+    suffix: Tensor | None = None
+    """Input ids of the tokens behind a prefix, int64 [B, T]."""
     pixels: Tensor | None = None
     """Flattened patches, fp32 [B, crops, patches, patch_dim]."""
     pooled_idx: Tensor | None = None
@@ -43,6 +46,7 @@ class Batch:
         return Batch(
             tokens=self.tokens.narrow(0, index * size, size),
             labels=self.labels.narrow(0, index * size, size),
+            suffix=cut(self.suffix),
             pixels=cut(self.pixels),
             pooled_idx=cut(self.pooled_idx),
             image_index=cut(self.image_index),
@@ -53,24 +57,30 @@ class Batch:
 def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int) -> Batch:
     """Random tokens and pixels for `run` on `device`, the same for a seed on every device; image tokens stand at the
     front of each sample."""
-    spec, batch, seq = run.model.decoder, run.step.batch, run.step.seq
+    spec, batch, seq, behind = run.model.decoder, run.step.batch, run.step.seq, run.step.suffix
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    drawn = torch.randint(spec.vocab, (batch, seq + 1), generator=generator, device="cpu")
+    drawn = torch.randint(spec.vocab, (batch, seq + behind + 1), generator=generator, device="cpu")
     num_tokens = run.model.image_tokens(run.step.images)
+    suffix = drawn[:, seq:-1].contiguous().to(device) if behind else None
     if num_tokens == 0:
-        return Batch(tokens=drawn[:, :-1].contiguous().to(device), labels=drawn[:, 1:].contiguous().to(device))
+        labels = drawn[:, seq + 1 :] if behind else drawn[:, 1:]
+        return Batch(
+            tokens=drawn[:, :seq].contiguous().to(device), labels=labels.contiguous().to(device), suffix=suffix
+        )
     vision = run.model.vision
     assert vision is not None
     drawn[:, :num_tokens] = placeholder(run.model)
     labels = drawn[:, 1:].clone()
     labels[:, : num_tokens - 1] = IGNORED
+    labels = labels[:, seq:] if behind else labels
     mask = torch.zeros(batch, seq, dtype=torch.bool, device="cpu")
     mask[:, :num_tokens] = True
     shape = (batch, run.step.images, vision.num_patches, vision.patch_dim)
     pixels = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").mul_(2).sub_(1)
     return Batch(
-        tokens=drawn[:, :-1].contiguous().to(device),
-        labels=labels.to(device),
+        tokens=drawn[:, :seq].contiguous().to(device),
+        labels=labels.contiguous().to(device),
+        suffix=suffix,
         pixels=pixels.to(device),
         pooled_idx=pooling(run.model, run.step.images).repeat(batch, 1, 1).to(device),
         image_index=torch.arange(num_tokens, device="cpu").repeat(batch, 1).to(device),

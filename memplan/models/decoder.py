@@ -5,12 +5,14 @@ Letters: `B` batch, `S` sequence, `H` hidden, `A` query heads, `K` key/value hea
 """
 
 import math
+from typing import overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memplan.models.attention import Attention, Rope
+from memplan.models.cache import KVCache, KVLayer
 from memplan.models.feedforward import Gelu, SwiGLU
 from memplan.models.norms import make_norm
 from memplan.spec.model import DecoderSpec
@@ -46,9 +48,26 @@ class Block(nn.Module):
             approximate = "tanh" if spec.mlp == "gelu-tanh" else "none"
             self.mlp = Gelu(spec.hidden, spec.ffn, bias=spec.mlp_bias, approximate=approximate)
 
-    def forward(self, x: Tensor, rope: Rope | None, mask: Tensor | None) -> Tensor:
-        x = x + self.drop(self.attn(self.attn_norm(x), rope, mask))
-        return x + self.drop(self.mlp(self.mlp_norm(x)))
+    @overload
+    def forward(self, x: Tensor, rope: Rope | None, mask: Tensor | None) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, x: Tensor, rope: Rope | None, mask: Tensor | None, past: KVLayer
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def forward(
+        self, x: Tensor, rope: Rope | None, mask: Tensor | None, past: KVLayer | None = None
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """The next hidden states; with `past`, a view of this layer's cache, also the keys and values of `x`, for the
+        caller to append."""
+        if past is None:
+            x = x + self.drop(self.attn(self.attn_norm(x), rope, mask))
+            return x + self.drop(self.mlp(self.mlp_norm(x)))
+        out, keys, values = self.attn.cached(self.attn_norm(x), rope, mask, past)
+        x = x + self.drop(out)
+        del out
+        return x + self.drop(self.mlp(self.mlp_norm(x))), keys, values
 
     def drop(self, x: Tensor) -> Tensor:
         """`x` with some of its elements dropped while training; itself without dropout."""
@@ -80,42 +99,55 @@ class Decoder(nn.Module):
         """The head's matrix [V, H]; the base embedding's own when tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Hidden states [B, S, H] of `tokens` [B, S]."""
+    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Hidden states [B, S, H] of `tokens` [B, S], the first of which stands at position `start`."""
         hidden: Tensor = self.embedding(tokens)
         if self.positions is not None:
-            hidden = hidden + self.positions(torch.arange(tokens.size(1), device=tokens.device))
+            hidden = hidden + self.positions(torch.arange(start, start + tokens.size(1), device=tokens.device))
         return hidden
 
-    def trunk(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Final normed hidden states [B, S, H] from embedded ones; `mask` is additive, fp32 [B, 1, S, S]."""
-        rope = self.rope_tables(hidden) if self.spec.positions == "rope" else None
+    def trunk(self, hidden: Tensor, mask: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        """Final normed hidden states [B, S, H] from embedded ones; `mask` is additive, fp32 [B, 1, S, S]. With a cache
+        they see the tokens in it too, and are appended to it."""
+        return self.norm(self.encode(hidden, mask, cache))
+
+    def encode(self, hidden: Tensor, mask: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+        """As `trunk`, before the final norm."""
+        start = 0 if cache is None else cache.num_tokens
+        rope = self.rope_tables(hidden, start) if self.spec.positions == "rope" else None
         if mask is None:
-            mask = self.causal_mask(hidden)
-        for block in self.blocks:
-            hidden = block(hidden, rope, mask)
-        return self.norm(hidden)
+            mask = self.causal_mask(hidden, start)
+        for index, block in enumerate(self.blocks):
+            if cache is None:
+                hidden = block(hidden, rope, mask)
+            else:
+                hidden, keys, values = block(hidden, rope, mask, cache.layer(index))
+                cache.append(index, keys, values)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of normed hidden states [..., H]."""
         return F.linear(hidden, self.head_weight)
 
-    def rope_tables(self, hidden: Tensor) -> Rope:
+    def rope_tables(self, hidden: Tensor, start: int = 0) -> Rope:
         """Cosines and sines [S, D] in the dtype of `hidden`, or in fp32 when rotation is."""
-        positions = torch.arange(hidden.size(1), device=hidden.device, dtype=torch.float32)
+        stop = start + hidden.size(1)
+        positions = torch.arange(start, stop, device=hidden.device, dtype=torch.float32)
         angles = positions[:, None] * self.inv_freq.float()
         angles = torch.cat((angles, angles), dim=-1)
         dtype = torch.float32 if self.spec.rope_fp32 else hidden.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def causal_mask(self, hidden: Tensor) -> Tensor | None:
-        """The additive mask fp32 [B or 1, 1, S, S] that dense masks and eager attention need, or None."""
-        if self.spec.mask == "causal" and self.attention == "sdpa":
-            return None
+    def causal_mask(self, hidden: Tensor, start: int = 0) -> Tensor | None:
+        """The additive mask fp32 [B or 1, 1, S, start + S] that dense masks, eager attention and a cache of `start`
+        tokens need, or None."""
         size = hidden.size(1)
+        if self.spec.mask == "causal" and self.attention == "sdpa" and (start == 0 or size == 1):
+            return None
         rows = hidden.size(0) if self.spec.mask == "dense" else 1
         lowest = torch.finfo(torch.float32).min
-        return torch.full((rows, 1, size, size), lowest, dtype=torch.float32, device=hidden.device).triu_(1)
+        shape = (rows, 1, size, start + size)
+        return torch.full(shape, lowest, dtype=torch.float32, device=hidden.device).triu_(start + 1)
 
 
 def inverse_frequencies(spec: DecoderSpec) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from memplan.models.batch import Batch
+from memplan.models.cache import KVCache
 from memplan.models.decoder import Decoder
 from memplan.models.head import Head
 from memplan.models.molmo2 import Molmo2
@@ -33,7 +34,11 @@ class LanguageModel(Trainable):
         return Head(weight=self.decoder.head_weight)
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.decoder.trunk(self.decoder.embed(batch.tokens))
+        if batch.suffix is None:
+            return self.decoder.trunk(self.decoder.embed(batch.tokens))
+        cache = KVCache()
+        self.decoder.encode(self.decoder.embed(batch.tokens), cache=cache)
+        return self.read_cache(self.decoder, cache, batch.suffix)
 
 
 def build_model(

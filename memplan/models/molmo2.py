@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from memplan.models.batch import Batch
+from memplan.models.cache import KVCache
 from memplan.models.connector import Connector
 from memplan.models.decoder import Decoder
 from memplan.models.head import Head
@@ -34,7 +35,11 @@ class Molmo2(Trainable):
         return Head(weight=self.decoder.head_weight)
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.decoder.trunk(self.embed(batch), self.mask(batch))
+        if batch.suffix is None:
+            return self.decoder.trunk(self.embed(batch), self.mask(batch))
+        cache = KVCache()
+        self.decoder.encode(self.embed(batch), self.mask(batch), cache)
+        return self.read_cache(self.decoder, cache, batch.suffix)
 
     def embed(self, batch: Batch) -> Tensor:
         """Embedded tokens [B, S, H] with the image tokens added at their places."""

@@ -1,10 +1,13 @@
 """What a training step asks of a model."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from memplan.models.batch import Batch
+from memplan.models.cache import KVCache
+from memplan.models.decoder import Decoder
 from memplan.models.head import Head
 
 
@@ -16,6 +19,9 @@ class Trainable(nn.Module):
     shares_kv: bool = False
     """Whether blocks leave keys and values to later blocks."""
 
+    on_cache: Callable[[KVCache], None] | None = None
+    """Who hears of the cache of a prefix and its suffix when both are encoded; nobody unless `verify` does."""
+
     @property
     @abstractmethod
     def head(self) -> Head:
@@ -24,3 +30,11 @@ class Trainable(nn.Module):
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
         """Final normed hidden states [B, T, H] of the T tokens that may carry a loss."""
+
+    def read_cache(self, decoder: Decoder, cache: KVCache, suffix: Tensor) -> Tensor:
+        """Hidden states [B, T, H] of the tokens `suffix` [B, T] behind those of a live cache, through whose keys and
+        values their gradients reach the prefix."""
+        hidden = decoder.trunk(decoder.embed(suffix, cache.num_tokens), cache=cache)
+        if self.on_cache is not None:
+            self.on_cache(cache)
+        return hidden

@@ -40,9 +40,9 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         seq, images, decoder = self.step.seq, self.step.images, self.model.decoder
-        if decoder.positions == "learned" and seq > decoder.max_positions:
+        if decoder.positions == "learned" and seq + self.step.suffix > decoder.max_positions:
             raise MemplanError(
-                f"{self.model.name} has {decoder.max_positions} learned positions, fewer than a sequence of {seq}.",
+                f"{self.model.name} has {decoder.max_positions} learned positions, fewer than {seq + self.step.suffix} tokens.",
                 f"Type --seq {decoder.max_positions} or less.",
             )
         num_tokens = self.model.image_tokens(images)
