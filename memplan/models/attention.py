@@ -35,16 +35,16 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, norm) if spec.qk_norm else None
         self.out = nn.Linear(q_width, spec.hidden, bias=spec.out_bias)
 
-    def forward(self, x: Tensor, rope: Rope | None, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Rope | None, mask: Tensor | None, past: KVLayer | None = None
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """The layer's output; with `past`, which it sees too, also the keys and values of `x` [B, K, S, D], for the
+        caller to append."""
         q, k, v = self.projected(x, rope)
-        out = self.weigh(q, k, v, mask)
-        del q, k, v
-        return self.out(out.transpose(1, 2).flatten(2))
-
-    def cached(self, x: Tensor, rope: Rope | None, mask: Tensor | None, past: KVLayer) -> tuple[Tensor, Tensor, Tensor]:
-        """Attention to `past` and to `x` itself, with the keys and values of `x` [B, K, S, D], which are for
-        the caller to append."""
-        q, k, v = self.projected(x, rope)
+        if past is None:
+            out = self.weigh(q, k, v, mask)
+            del q, k, v
+            return self.out(out.transpose(1, 2).flatten(2))
         if self.spec.projections == "fused":
             v = v.clone()  # a view would keep the whole fused projection alive as long as the cache
         out = self.weigh(q, *past.joined(k, v), mask)

@@ -5,7 +5,6 @@ Letters: `B` batch, `S` sequence, `H` hidden, `A` query heads, `K` key/value hea
 """
 
 import math
-from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -48,14 +47,6 @@ class Block(nn.Module):
             approximate = "tanh" if spec.mlp == "gelu-tanh" else "none"
             self.mlp = Gelu(spec.hidden, spec.ffn, bias=spec.mlp_bias, approximate=approximate)
 
-    @overload
-    def forward(self, x: Tensor, rope: Rope | None, mask: Tensor | None) -> Tensor: ...
-
-    @overload
-    def forward(
-        self, x: Tensor, rope: Rope | None, mask: Tensor | None, past: KVLayer
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-
     def forward(
         self, x: Tensor, rope: Rope | None, mask: Tensor | None, past: KVLayer | None = None
     ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
@@ -64,7 +55,7 @@ class Block(nn.Module):
         if past is None:
             x = x + self.drop(self.attn(self.attn_norm(x), rope, mask))
             return x + self.drop(self.mlp(self.mlp_norm(x)))
-        out, keys, values = self.attn.cached(self.attn_norm(x), rope, mask, past)
+        out, keys, values = self.attn(self.attn_norm(x), rope, mask, past)
         x = x + self.drop(out)
         del out
         return x + self.drop(self.mlp(self.mlp_norm(x))), keys, values

@@ -40,9 +40,10 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         seq, images, decoder = self.step.seq, self.step.images, self.model.decoder
-        if decoder.positions == "learned" and seq + self.step.suffix > decoder.max_positions:
+        length = seq + self.step.suffix
+        if decoder.positions == "learned" and length > decoder.max_positions:
             raise MemplanError(
-                f"{self.model.name} has {decoder.max_positions} learned positions, fewer than {seq + self.step.suffix} tokens.",
+                f"{self.model.name} has {decoder.max_positions} learned positions, fewer than a sequence of {length}.",
                 f"Type --seq {decoder.max_positions} or less.",
             )
         num_tokens = self.model.image_tokens(images)

@@ -13,6 +13,7 @@ from memplan.spec.run import RunSpec
 from memplan.step.checkpoint import checkpoint_blocks
 from memplan.step.chunked_loss import rows_loss, summed_loss
 from memplan.step.lora import add_adapters
+from memplan.step.offload import Offload
 from memplan.step.optimizers import make_optimizer
 from memplan.step.region import Region
 
@@ -39,6 +40,11 @@ class TrainStep:
             dropout=step.dropout > 0,
             shares_kv=model.shares_kv,
         )
+        self.offload: Offload | None = None
+        if step.checkpointing.kind == "offload":
+            self.offload = Offload(pinned=run.device.rules == "cuda")
+            for block in self.blocks.values():
+                self.offload.put_on(block)
         self.loss_region = Region("loss", rows_loss)
         self.optimizer = make_optimizer(run.step.optimizer, model.parameters())
 

@@ -5,7 +5,6 @@ import re
 from torch import nn
 
 from memplan.spec.checkpointing import Checkpointing
-from memplan.step.offload import offloaded
 from memplan.step.region import Region
 from memplan.step.selective import selective_contexts
 
@@ -23,11 +22,7 @@ def checkpoint_blocks(
     layers are checkpointed instead, and attention is not.
     """
     treated = {path: block for index, (path, block) in enumerate(blocks.items()) if mode.treats(index)}
-    if mode.kind == "none":
-        return [], ""
-    if mode.kind == "offload":
-        for block in treated.values():
-            offloaded(block)
+    if mode.kind in ("none", "offload"):
         return [], ""
     note = ""
     parts = treated

@@ -12,9 +12,11 @@ from torch import nn
 from memplan.estimate.activations import decoder_block
 from memplan.estimate.parts import Widths
 from memplan.estimate.vision import block_spec
+from memplan.models.blocks import find_blocks
 from memplan.models.decoder import Block, Decoder
 from memplan.models.registry import model_spec
 from memplan.models.vision import VisionBlock
+from memplan.spec.checkpointing import Checkpointing
 from memplan.spec.model import DecoderSpec
 from memplan.step.checkpoint import checkpoint_blocks
 
@@ -113,11 +115,14 @@ def test_a_toy_block_keeps_26_tensors() -> None:
     assert divmod(measured(TOY, "fp32", attention="sdpa", norm="eager") - small, unit) == (26, 0)
 
 
-@pytest.mark.parametrize(("every", "whole_tensors"), [(None, 4 * 26), (1, 4 * 1), (2, 2 * 26 + 2 * 1), (3, 2 * 26 + 2)])
-def test_checkpointed_blocks_keep_one_tensor_each(every: int | None, whole_tensors: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "whole_tensors"),
+    [("none", 4 * 26), ("full", 4), ("every:2", 2 * 26 + 2), ("every:3", 2 * 26 + 2), ("first:3", 26 + 3)],
+)
+def test_checkpointed_blocks_keep_one_tensor_each(mode: str, whole_tensors: int) -> None:
     """Of four toy blocks, `full` recomputes 4, `every:2` blocks 0 and 2, `every:3` blocks 0 and 3."""
     decoder = Decoder(TOY)
-    checkpoint_blocks(decoder, every)
+    checkpoint_blocks(find_blocks(decoder, "blocks"), Checkpointing.parse(mode))
     hidden = torch.randn(BATCH, SEQ, TOY.hidden, requires_grad=True)
     # The final norm keeps input, normed rows and roots; the tables are shared.
     final = 2 * hidden.nbytes + 4 * BATCH * SEQ
@@ -137,8 +142,7 @@ def test_checkpointed_blocks_keep_one_tensor_each(every: int | None, whole_tenso
         for block in decoder.blocks:
             block.register_forward_pre_hook(lambda _, inputs: graph.append(inputs[0]))
         decoder.trunk(hidden)
-    recomputed = range(0, 4, every) if every else ()
-    for index in recomputed:
+    for index in filter(Checkpointing.parse(mode).treats, range(4)):
         keep(graph[index])
     num_plain = 4 - len(recomputed)
     small = num_plain * BATCH * SEQ * (4 * TOY.num_heads + 8)

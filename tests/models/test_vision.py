@@ -214,6 +214,8 @@ def test_chunks_are_views_that_add_up() -> None:
     parts = [batch.chunk(index, 3) for index in range(3)]
     for field in dataclasses.fields(Batch):
         whole = getattr(batch, field.name)
+        if whole is None:
+            continue
         pieces = [getattr(part, field.name) for part in parts]
         assert torch.equal(torch.cat(pieces), whole)
         assert pieces[1].untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
