@@ -142,7 +142,8 @@ def test_checkpointed_blocks_keep_one_tensor_each(mode: str, whole_tensors: int)
         for block in decoder.blocks:
             block.register_forward_pre_hook(lambda _, inputs: graph.append(inputs[0]))
         decoder.trunk(hidden)
-    for index in filter(Checkpointing.parse(mode).treats, range(4)):
+    recomputed = list(filter(Checkpointing.parse(mode).treats, range(4)))
+    for index in recomputed:
         keep(graph[index])
     num_plain = 4 - len(recomputed)
     small = num_plain * BATCH * SEQ * (4 * TOY.num_heads + 8)
