@@ -16,7 +16,7 @@ from memplan.errors import MemplanError
 from memplan.record.trace import TracedRun, TracedSteps, TraceReport
 from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
-from memplan.step.builder import build_step
+from memplan.step.builder import TrainStep, build_step
 from memplan.trace.events import Sync, Trace, settle
 from memplan.trace.frames import raised_at
 from memplan.trace.growth import MIN_UNITS, Stack, grow
@@ -46,7 +46,9 @@ def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
         run=run,
         params_total=total,
         params_trainable=trainable,
-        steps=two_steps(trace, run.device, trace.marks[0].at, start, story.num_syncs, attention),
+        steps=two_steps(
+            trace, run.device, trace.marks[0].at, start, story.num_syncs, attention, host_bytes=story.host_bytes
+        ),
         grown=grown,
     )
 
@@ -85,15 +87,27 @@ def advice_on(error: Exception) -> str:
 
 
 def two_steps(
-    trace: Trace, device: DeviceSpec, first_start: int, start: int, num_syncs: int, attention: dict[str, int]
+    trace: Trace,
+    device: DeviceSpec,
+    first_start: int,
+    start: int,
+    num_syncs: int,
+    attention: dict[str, int],
+    *,
+    host_bytes: int = 0,
 ) -> TracedSteps:
     """The answer sheets of a settled trace whose two steps begin at `first_start` and `start`."""
     first = replay(trace, new_memory(device), start=first_start, stop=start)
     steady = replay(trace, new_memory(device), start=start)
+    reports = (
+        _report(first, device, trace.syncs[:num_syncs], attention, stop=start),
+        _report(steady, device, trace.syncs[num_syncs:], attention),
+    )
+    first_step, later = (dataclasses.replace(found, host_bytes=host_bytes) for found in reports)
     return TracedSteps(
         device=device,
-        first_step=_report(first, device, trace.syncs[:num_syncs], attention, stop=start),
-        steady=_report(steady, device, trace.syncs[num_syncs:], attention),
+        first_step=first_step,
+        steady=later,
         timeline=timeline(steady),
     )
 
@@ -110,8 +124,7 @@ def alive_after_forward(run: RunSpec, samples: int) -> int:
     few = fewer_blocks(asked)
     tracing = Tracing(run.device, frames=False, guess_phases=False)
     with tracing:
-        step = build_step(few, torch.device("cpu"))
-        tracing.recorder.claim_model(step.model)
+        step = listened(few, tracing)
         tracing.mark("forward")
         loss = step.chunk_loss(step.batch, tracing.mark)
         tracing.mark("end")
@@ -142,6 +155,8 @@ class Story:
     """All parameters."""
     trainable: "Count"
     """Those that train."""
+    host_bytes: int = 0
+    """Most that waited on the host at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +184,7 @@ def trace_steps(run: RunSpec) -> Story:
     """The story of building `run`'s step and taking it twice."""
     tracing = Tracing(run.device, frames=False, logits_width=run.model.decoder.vocab, guess_phases=False)
     with tracing:
-        step = build_step(run, torch.device("cpu"))
-        tracing.recorder.claim_model(step.model)
+        step = listened(run, tracing)
         step(tracing.mark)
         marks, syncs = len(tracing.trace.marks), len(tracing.trace.syncs)
         step(tracing.mark)
@@ -181,7 +195,17 @@ def trace_steps(run: RunSpec) -> Story:
         num_syncs=syncs,
         params=count(named),
         trainable=count((name, parameter) for name, parameter in named if parameter.requires_grad),
+        host_bytes=0 if step.offload is None else step.offload.peak_host_bytes,
     )
+
+
+def listened(run: RunSpec, tracing: Tracing) -> TrainStep:
+    """The step of `run`, its parameters claimed; what it keeps on the host is none of the card's."""
+    step = build_step(run, torch.device("cpu"))
+    tracing.recorder.claim_model(step.model)
+    if step.offload is not None and run.device.rules == "cuda":
+        step.offload.on_host = tracing.recorder.leave_out
+    return step
 
 
 ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention(?!.*backward)")
@@ -206,11 +230,11 @@ def fewer_blocks(run: RunSpec) -> RunSpec:
     """`run` with just the blocks that show how they repeat; itself when it has no more.
 
     Clipping stacks the norms of all tensors in one, whose size depends on their number: no block tells it, so every
-    block is traced.
+    block is traced. So it is where blocks are not equal, and where the host's share is asked for too.
     """
-    if run.step.clip is not None:
+    if run.step.clip is not None or run.step.checkpointing.kind in ("first", "offload"):
         return run
-    every = run.step.checkpointing.count or 1
+    every = period_of(run)
     blocks = run.model.decoder.num_layers
     few = MIN_UNITS * every + blocks % every
     if few >= blocks:
@@ -219,11 +243,17 @@ def fewer_blocks(run: RunSpec) -> RunSpec:
     return dataclasses.replace(run, model=dataclasses.replace(run.model, decoder=decoder))
 
 
+def period_of(run: RunSpec) -> int:
+    """Blocks after which the next are treated alike: K of `every:K`."""
+    mode = run.step.checkpointing
+    return mode.count or 1 if mode.kind == "every" else 1
+
+
 def stack_of(few: RunSpec, run: RunSpec) -> Stack:
     """The stack of blocks in the trace of `few`, to be grown to that of `run`."""
     return Stack(
         path=BLOCKS,
-        period=run.step.checkpointing.count or 1,
+        period=period_of(run),
         traced=few.model.decoder.num_layers,
         wanted=run.model.decoder.num_layers,
     )

@@ -1,6 +1,7 @@
 """From what a worker said to the numbers of a row."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from memplan.record import WindowPeak
@@ -21,6 +22,8 @@ def fold(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
                 windows[event["name"]] = WindowPeak(**event["peak"])
                 for phase, peak_bytes in event["phase_peaks"].items():
                     phase_peaks[phase] = max(phase_peaks.get(phase, 0), peak_bytes)
+            case "host":
+                windows[event["window"]] = replace(windows[event["window"]], host_bytes=event["bytes"])
             case "loss":
                 losses.append(event["loss"])
             case "step":

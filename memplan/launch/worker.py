@@ -3,7 +3,8 @@
     python -m memplan.launch.worker JOB.json EVENTS.jsonl
 
 The job is `{"run": RunSpec, "warmup": int, "steps": int, "seed": int}`. The events, one JSON object a line:
-`phase` (what begins), `loss`, `window` (peaks, phase peaks), `step` (time), `environment`, `end` (status, error).
+`phase` (what begins), `loss`, `window` (peaks, phase peaks), `host` (what a window kept there), `step` (time),
+`environment`, `end` (status, error).
 """
 
 import gc
@@ -110,6 +111,8 @@ def imagine(run: RunSpec, events: Events) -> dict[str, Any]:
         }
         phases = {phase: totals.allocated_bytes for phase, totals in report.phases.items()}
         events.write("window", name=name, peak=peak, phase_peaks=phases)
+        if report.host_bytes:
+            events.write("host", window=name, bytes=report.host_bytes)
     events.write("environment", device=run.device.name, witness="trace")
     lacking = traced.out_of_memory
     if lacking is None:
@@ -150,6 +153,9 @@ def measure(backend: Backend, build: Callable[[], Step], *, warmup: int, steps: 
         with reported(backend.window(), name, events) as window:
             for _ in range(num_steps):
                 take(step, window.mark)
+        if (offload := getattr(step, "offload", None)) is not None:
+            events.write("host", window=name, bytes=offload.peak_host_bytes)
+            offload.reset()
     events.write("environment", **backend.describe())
     events.begin("timed")
     for _ in range(steps):

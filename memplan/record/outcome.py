@@ -19,6 +19,8 @@ class WindowPeak:
     """Largest allocated bytes plus freed blocks that wait for a stream."""
     reserved_bytes: int | None = None
     """Largest bytes held from the driver; None on the CPU, whose allocator keeps none back."""
+    host_bytes: int | None = None
+    """Most that waited in the host's memory at once, rounded as its allocator does; None where nothing is offloaded."""
     num_alloc_retries: int | None = None
     """Failed requests that were repeated after giving cached segments back, in this window."""
     num_device_allocs: int | None = None

@@ -120,6 +120,8 @@ class TraceReport:
     """Where the card's capacity is exceeded, or None."""
     attention: dict[str, int] = field(default_factory=dict)
     """Attention kernels chosen, with the number of calls."""
+    host_bytes: int = 0
+    """Most that waited in the host's memory at once, as its allocator rounds it."""
 
     def to_dict(self, *, most_alive: int = 10) -> dict[str, Any]:
         """The JSON form, with the `most_alive` largest of what is alive."""
@@ -144,6 +146,7 @@ class TraceReport:
             "syncs": [dataclasses.asdict(sync) for sync in self.syncs],
             "out_of_memory": None if self.out_of_memory is None else dataclasses.asdict(self.out_of_memory),
             "attention": self.attention,
+            "host_bytes": self.host_bytes,
         }
 
 

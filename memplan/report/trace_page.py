@@ -116,6 +116,8 @@ def _size(report: Any) -> str:
 def _conclusion(traced: TracedSteps, fit: Fit) -> list[str]:
     device, lacking = traced.device, traced.out_of_memory
     lines = []
+    if traced.steady.host_bytes:
+        lines.append(f"{format_bytes(traced.steady.host_bytes)} wait in the host's memory at most")
     if lacking is not None:
         capacity, requested = format_bytes(device.usable_bytes or 0), format_bytes(lacking.requested_bytes)
         held = f"{format_bytes(lacking.allocated_bytes)} allocated, {format_bytes(lacking.reserved_bytes)} reserved"

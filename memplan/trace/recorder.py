@@ -30,8 +30,6 @@ SUM = torch.ops.aten.add.Tensor
 RECOMPUTING = "recompute"
 IN_ORDER = ("forward", "loss")
 """Phases whose ops outside of modules belong to the model as a whole."""
-
-
 Hidden = Callable[[Any, Any, Any], Iterable[tuple[str, int, bool]]]
 """Op, its arguments and its result -> name, bytes and whether they stay, for each thing that it takes inside itself."""
 
@@ -65,6 +63,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._frames = frames
         self._logits_width = logits_width
         self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}  # storage -> index of its Alloc
+        self._elsewhere: dict[int, weakref.ref[Any]] = {}  # storages that are not the device's
         self._paths = ModulePaths()
         self._alarms = Alarms()
         self._hooks: list[Any] = []
@@ -107,6 +106,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         alloc.category = category
         alloc.module = alloc.module or module
 
+    def leave_out(self, tensor: Tensor) -> None:
+        """Takes back the storage of `tensor`, which was made by the last op: it is not on the device."""
+        key, trace = tensor.untyped_storage()._cdata, self.trace
+        index, storage = self._known.pop(key)
+        assert index == trace.events[-1] == len(trace.allocs) - 1
+        del trace.events[-1], trace.places[-1], trace.allocs[-1]
+        self._elsewhere[key] = weakref.ref(storage(), lambda _: self._elsewhere.pop(key, None))
+
     def claim_model(self, model: nn.Module) -> None:
         """Claims parameters and buffers, and each gradient as soon as it is there."""
         self._paths.name(model)
@@ -133,7 +140,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except DataDependentOutputException:
             if func not in READS:
                 raise untraceable(func) from None
-            return self._read(func, args)
+            value = self._alarms.read(func, args[0])
+            self._note_read(func, value)
+            return value
         except DynamicOutputShapeException:
             raise untraceable(func) from None
         if func in READS:
@@ -195,7 +204,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Notes the storage of `tensor` if it is new; an op outside of modules is where its `source` was made."""
         self._place = self._place_of(source) if place is None else place
         storage = tensor.untyped_storage()
-        if self._index_of(storage) is None and storage.nbytes():
+        if self._index_of(storage) is None and storage.nbytes() and storage._cdata not in self._elsewhere:
             if self.counters_on_host and func is FROM_PYTHON and phase == "optimizer" and in_optimizer():
                 return
             self._add(storage, tensor, str(func), phase, self._place)
@@ -265,11 +274,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del trace.events[at], trace.places[at], trace.allocs[made]
         self._known[key] = (index, weakref.ref(storage, lambda _: self._end(key, index)))
         return True
-
-    def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
-        value = self._alarms.read(func, args[0])
-        self._note_read(func, value)
-        return value
 
     def _note_read(self, func: Any, value: Any) -> None:
         if self.phase == "optimizer" and in_optimizer():
