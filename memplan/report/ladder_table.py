@@ -3,14 +3,27 @@
 from collections.abc import Sequence
 from typing import Any
 
-from memplan.analysis import Agreement
+from memplan.analysis import Agreement, findings, pulled
 from memplan.record import RungResult
 from memplan.report.table import Column, Table
+from memplan.spec.run import NEW_LEVERS
 from memplan.units import format_bytes, format_ns, format_percent
 
 
 def step_columns(
-    names: Sequence[str] = ("seq", "loss", "precision", "optimizer", "attention", "norm"),
+    names: Sequence[str] = (
+        "seq",
+        "workload",
+        "suffix",
+        "loss",
+        "precision",
+        "optimizer",
+        "attention",
+        "norm",
+        "dropout",
+        "lora",
+        "compile",
+    ),
 ) -> tuple[Column, ...]:
     """A column for each field of the step that the rung's name does not say, hidden where it never varies."""
     return tuple(Column(key=name, header=name, align="left", hide_constant=True) for name in names)
@@ -27,8 +40,11 @@ COLUMNS = (
     Column(key="error_frac", header="estimate's error", text=format_percent),
     Column(key="headroom_bytes", header="headroom", text=format_bytes),
     Column(key="first_step_bytes", header="first step", text=format_bytes),
+    Column(key="host_bytes", header="on the host", text=format_bytes, hide_empty=True),
+    Column(key="saved_bytes", header="saves", text=format_bytes, hide_empty=True),
     Column(key="peak_phase", header="peaks in", align="left"),
     Column(key="step_ns", header="step", text=format_ns),
+    Column(key="slower_frac", header="slower by", text=format_percent, hide_empty=True),
     Column(key="samples_per_s", header="samples/s", text=lambda value: f"{value:.2f}"),
     Column(key="verdict", header="verdict", align="left"),
 )
@@ -39,7 +55,8 @@ def ladder_table(rows: Sequence[RungResult], footer: Sequence[str] = ()) -> Tabl
     gates = sorted({(row.gate_bytes, row.gate_on) for row in rows if row.gate_bytes is not None})
     lines = [f"gate {format_bytes(size)} on {what} bytes, first step included" for size, what in gates]
     lines += [f"{row.rung}: {row.status}: {row.error}" for row in rows if row.error]
-    return Table(columns=COLUMNS, rows=tuple(_values(row) for row in rows), footer=(*lines, *footer))
+    lines += findings(rows)
+    return Table(columns=COLUMNS, rows=tuple(_values(row, rows) for row in rows), footer=(*lines, *footer))
 
 
 def agreement_table(found: Agreement, footer: Sequence[str] = ()) -> Table:
@@ -102,7 +119,9 @@ def peak_phase(row: RungResult) -> str | None:
     return max(row.phase_peaks, key=lambda phase: row.phase_peaks[phase], default=None)
 
 
-def _values(row: RungResult) -> tuple[Any, ...]:
+def _values(row: RungResult, rows: Sequence[RungResult]) -> tuple[Any, ...]:
+    lever = pulled(row, rows)
+    hosts = [peak.host_bytes for peak in row.windows.values() if peak.host_bytes is not None]
     peak_bytes = row.whole_peak_bytes
     gated_bytes = row.peak_reserved_bytes if row.gate_on == "reserved" else peak_bytes
     first = row.windows.get("first_step")
@@ -118,12 +137,18 @@ def _values(row: RungResult) -> tuple[Any, ...]:
         row.estimated_bytes / peak_bytes - 1 if row.estimated_bytes is not None and peak_bytes else None,
         row.gate_bytes - gated_bytes if has_gate else None,  # type: ignore[operator]  # has_gate says both are there
         first.allocated_bytes if first is not None else None,
+        max(hosts, default=None),
+        None if lever is None else lever.saved_bytes,
         peak_phase(row) if peak_bytes else None,
         row.median_step_ns,
+        None if lever is None else lever.slower_frac,
         row.samples_per_s,
         row.verdict,
     )
 
 
 def _step_values(row: RungResult) -> tuple[Any, ...]:
-    return tuple(row.step.get(column.key) for column in step_columns())
+    return tuple(
+        None if row.step.get(column.key) in NEW_LEVERS.get(column.key, ()) else row.step.get(column.key)
+        for column in step_columns()
+    )

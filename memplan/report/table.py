@@ -24,6 +24,8 @@ class Column:
     """Value to text; never asked for None."""
     hide_constant: bool = False
     """Leave the column out when all rows say the same, and say it once below."""
+    hide_empty: bool = False
+    """Leave the column out when no row says anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +42,12 @@ class Table:
     """Lines below it."""
 
     def folded(self) -> "Table":
-        """This table without the columns that never vary; what they say becomes the first line below."""
+        """This table without the columns that never vary or are empty; what they say becomes the first line below."""
         constant = [
             index
             for index, column in enumerate(self.columns)
-            if column.hide_constant and len({row[index] for row in self.rows}) <= 1
+            if (column.hide_constant and len({row[index] for row in self.rows}) <= 1)
+            or (column.hide_empty and all(row[index] is None for row in self.rows))
         ]
         told = [
             f"{self.columns[index].header} {self.cell(self.rows[0], index)}"
