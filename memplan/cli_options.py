@@ -30,6 +30,9 @@ STEP: dict[str, Any] = {
     "clip": _option(float, "clip", "Largest total gradient norm."),
     "dropout": _option(float, "dropout", "Probability of dropping an element behind each layer."),
     "lora": _option(str, "lora", "Adapters on a frozen model: 16, or 16:q+v for the linears of those names."),
+    "freeze": _option(
+        str, "freeze", "Components that do not train: embedding, blocks, vision, connector, head, or none; + between."
+    ),
     "compile": _option(str, "compile", "Blocks by torch.compile: off, on; several cross."),
 }
 """What a step is made of."""

@@ -36,7 +36,7 @@ def points(ladder: Ladder, device: DeviceSpec, *, simulated: bool = False) -> tu
     """Every point of `ladder` on `device`, checked; MemplanError for the first that cannot be."""
     found = []
     for name, compiled, loss, precision, ckpt, rung in ladder.points():
-        model = model_spec(name)
+        model = model_spec(name) if ladder.freeze is None else model_spec(name).frozen_to(ladder.freeze)
         run = RunSpec(model=model, step=_step(ladder, model, loss, precision, ckpt, compiled, rung), device=device)
         command = _command(ladder, rung, run, simulated=simulated)
         found.append(Point(rung=rung, run=run, command=command, simulated=simulated))
@@ -137,6 +137,7 @@ def _command(ladder: Ladder, rung: Rung, run: RunSpec, *, simulated: bool) -> st
         "blocks": step.blocks or None,
         "dropout": step.dropout or None,
         "lora": step.lora or None,
+        "freeze": ladder.freeze,
         "compile": None if step.compile == "off" else step.compile,
         "device": "simulated" if simulated else run.device.rules,
         "gpu": run.device.name if simulated else None,

@@ -53,6 +53,8 @@ class Ladder:
     """As in `StepSpec`."""
     lora: str = ""
     """As in `StepSpec`."""
+    freeze: str | None = None
+    """Components that do not train, with `+` between them, or `none`; None is as the model is usually trained."""
     device: str = "auto"
     """`auto` (CUDA where there is a GPU, else simulated), `cuda`, `cpu` or `simulated`."""
     gpu: str | None = None

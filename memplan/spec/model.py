@@ -3,18 +3,20 @@
 Letters: `H` hidden, `L` layers, `A` query heads, `K` key/value heads, `D` head size, `F` feed-forward, `V` vocabulary.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from memplan.errors import MemplanError
+from memplan.errors import MemplanError, near_names
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned"]
-Mlp = Literal["swiglu", "gelu", "gelu-tanh"]
+Mlp = Literal["swiglu", "gelu", "gelu-tanh", "geglu"]
 Projections = Literal["separate", "fused"]
 Mask = Literal["causal", "dense"]
 Component = Literal["embedding", "blocks", "vision", "connector", "head"]
+COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,10 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """A stack of pre-norm decoder blocks between an embedding and a head."""
+    """A stack of pre-norm decoder blocks between an embedding and a head.
+
+    Every field from `experts` on came later: a model that does not say it keeps its runs' identities.
+    """
 
     num_layers: int
     """L, blocks."""
@@ -68,7 +73,7 @@ class DecoderSpec:
     rope_fp32: bool = False
     """Rotate q and k in fp32 and cast back, whatever their dtype (Molmo2's trainer form)."""
     mlp: Mlp = "swiglu"
-    """Gated SiLU with three matrices, or one GELU between two."""
+    """Gated SiLU with three matrices, one GELU between two, or gated GELU by tanh with three."""
     qkv_bias: bool = False
     """Bias on the q, k and v projections."""
     out_bias: bool = False
@@ -84,6 +89,56 @@ class DecoderSpec:
     mask: Mask = "causal"
     """Causal flag inside the kernel, or a dense additive fp32 mask [B, 1, S, S] that every block casts and for which
     keys and values are repeated to A heads."""
+    experts: int = 0
+    """E, feed-forward layers of each block that a router chooses from; 0 for a dense layer."""
+    experts_per_token: int = 0
+    """Experts that each token goes through."""
+    expert_ffn: int = 0
+    """Width of one expert, instead of `ffn`."""
+    norm_offset: bool = False
+    """RMSNorm multiplies by 1 + weight, in fp32, as Gemma's does."""
+    sandwich: bool = False
+    """A norm behind attention and one behind the feed-forward layer too, before each is added."""
+    scale_embedding: bool = False
+    """Embedded tokens are multiplied by sqrt(H)."""
+    head_softcap: float | None = None
+    """Logits x become softcap * tanh(x / softcap)."""
+    window: int = 0
+    """Tokens that a sliding block sees, itself included; 0 for no sliding blocks."""
+    full_every: int = 1
+    """With a window: every so manieth block sees all earlier tokens, the others slide."""
+    kv_shared: int = 0
+    """Blocks at the end that make no keys and values of their own: each reads those of the last earlier block of its
+    kind, sliding or not."""
+
+    def __post_init__(self) -> None:
+        if self.experts and not (0 < self.experts_per_token <= self.experts and self.expert_ffn > 0):
+            raise MemplanError(
+                f"{self.experts} experts go with experts_per_token from 1 to {self.experts} and an expert_ffn above 0."
+            )
+        for index in range(self.num_layers - self.kv_shared, self.num_layers if self.kv_shared else 0):
+            self.kv_source(index)
+
+    def slides(self, index: int) -> bool:
+        """Whether block `index` sees the last `window` tokens only."""
+        return self.window > 0 and (index + 1) % self.full_every != 0
+
+    def kv_source(self, index: int) -> int | None:
+        """The block whose keys and values block `index` reads, or None where it makes its own."""
+        first = self.num_layers - self.kv_shared
+        if index < first:
+            return None
+        for earlier in range(first - 1, -1, -1):
+            if self.slides(earlier) == self.slides(index):
+                return earlier
+        raise MemplanError(
+            f"Block {index} shares keys and values, but no block of its kind before block {first} makes any.",
+            "Let fewer blocks share: a smaller kv_shared.",
+        )
+
+    def leaves_kv(self, index: int) -> bool:
+        """Whether later blocks read the keys and values of block `index`."""
+        return any(self.kv_source(later) == index for later in range(self.num_layers - self.kv_shared, self.num_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +210,15 @@ class ModelSpec:
     """What `hf` builds from, transformers' configuration as canonical JSON; `pkg.mod:make` for `user`."""
     source: str
     """Where the facts come from."""
+
+    def frozen_to(self, names: str) -> "ModelSpec":
+        """This model with just the components of `names`, `embedding+vision` or `none`, frozen; MemplanError for an unknown one."""
+        asked = () if names == "none" else tuple(names.split("+"))
+        for name in asked:
+            if name not in COMPONENTS:
+                raise MemplanError(f"Unknown component {name!r}.", near_names(name, COMPONENTS))
+        frozen = tuple(name for name in COMPONENTS if name in asked)
+        return dataclasses.replace(self, frozen=frozen)
 
     def image_tokens(self, images: int) -> int:
         """Image tokens T that `images` crops make: each square of p patches is one, cut squares at the edges included.
