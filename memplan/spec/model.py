@@ -212,7 +212,8 @@ class ModelSpec:
     """Where the facts come from."""
 
     def frozen_to(self, names: str) -> "ModelSpec":
-        """This model with just the components of `names`, `embedding+vision` or `none`, frozen; MemplanError for an unknown one."""
+        """This model with just the components of `names`, `embedding+vision` or `none`, frozen; MemplanError when one
+        is unknown."""
         asked = () if names == "none" else tuple(names.split("+"))
         for name in asked:
             if name not in COMPONENTS:
