@@ -35,7 +35,7 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x)
         inner = F.dropout(x, self.dropout, self.training) if self.dropout else x
-        return out + F.linear(F.linear(inner, self.down), self.up) * ALPHA_OVER_RANK
+        return torch.add(out, F.linear(F.linear(inner, self.down), self.up), alpha=ALPHA_OVER_RANK)
 
 
 def add_adapters(model: nn.Module, step: StepSpec) -> None:

@@ -1,0 +1,68 @@
+"""Adapters: nothing else trains, the first step is the plain one, and each adapter's activations are counted."""
+
+from typing import Any
+
+import pytest
+import torch
+from samples import asked
+from torch import nn
+
+from memplan.errors import MemplanError
+from memplan.step.builder import TrainStep, build_step
+from memplan.step.lora import LoraLinear
+
+CPU = torch.device("cpu")
+
+
+def built(lora: str, model: str = "tiny", **step: Any) -> TrainStep:
+    return build_step(asked(model, "B2c1", **({"seq": 16, "precision": "fp32", "images": 0} | step), lora=lora), CPU)
+
+
+def test_only_adapters_train_and_their_number_is_known() -> None:
+    """tiny: four blocks; q 128 -> 128, v 128 -> 64: rank 8 adds 8 * (128 + 128) and 8 * (128 + 64) a block."""
+    model = built("8:q+v").model
+    trains = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name.rpartition(".")[2] for name in trains} == {"down", "up"}
+    assert sum(trains.values()) == 4 * 8 * (128 + 128 + 128 + 64)
+
+
+def test_without_names_every_linear_of_the_blocks_gets_one() -> None:
+    model = built("4").model
+    adapters = [path for path, module in model.named_modules() if isinstance(module, LoraLinear)]
+    assert len(adapters) == 4 * 7
+    assert all(".blocks." in path for path in adapters)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+def test_the_first_loss_is_the_plain_one_and_training_lowers_it(precision: str) -> None:
+    step, plain = built("8", precision=precision), built("", precision=precision)
+    step.model.load_state_dict(
+        {name: value for name, value in step.model.state_dict().items() if name.endswith((".down", ".up"))}
+        | {
+            name: plain.model.state_dict()[name.replace(".base.", ".")]
+            for name in step.model.state_dict()
+            if not name.endswith((".down", ".up"))
+        }
+    )
+    for group in step.optimizer.param_groups:
+        group["lr"] = 1e-2
+    losses = [step() for _ in range(5)]
+    assert losses[0] == plain()
+    assert losses[-1] < losses[0] - 0.02
+
+
+def test_an_adapter_beside_a_linear_by_hand() -> None:
+    base = nn.Linear(6, 4)
+    adapter = LoraLinear(base, 2, 0.0)
+    nn.init.normal_(adapter.up)
+    x = torch.randn(3, 6)
+    expected = base(x) + 2 * x @ adapter.down.T @ adapter.up.T
+    torch.testing.assert_close(adapter(x), expected)
+
+
+def test_a_name_that_no_linear_has_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(MemplanError, match="No linear of the blocks is called 'query'"):
+        built("8:query")
+    for text in ("x", "0", ":q"):
+        with pytest.raises(MemplanError, match="has no rank"):
+            built(text)
