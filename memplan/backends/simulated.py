@@ -26,9 +26,17 @@ from memplan.trace.tracing import Tracing, new_memory
 BLOCKS = "decoder.blocks"
 """Path of the decoder's blocks in the models of `memplan.models`."""
 
+COMPILED = "blocks are traced eagerly: an upper bound of the compiled step"
+
 
 def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
-    """What `run` needs on its device, without it; with `grow_blocks` False every block is traced."""
+    """What `run` needs on its device, without it; with `grow_blocks` False every block is traced.
+
+    A compiled step is traced eagerly, which is an upper bound: the answer's note says so.
+    """
+    if run.step.compile == "on":
+        eager = dataclasses.replace(run, step=dataclasses.replace(run.step, compile="off"))
+        return dataclasses.replace(simulate(eager, grow_blocks=grow_blocks), run=run, note=COMPILED)
     few = fewer_blocks(run) if grow_blocks else run
     story = trace_steps(few)
     trace = story.trace
@@ -50,6 +58,7 @@ def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
             trace, run.device, trace.marks[0].at, start, story.num_syncs, attention, host_bytes=story.host_bytes
         ),
         grown=grown,
+        note=story.note,
     )
 
 
@@ -120,7 +129,7 @@ def kept_per_sample(run: RunSpec) -> int:
 
 def alive_after_forward(run: RunSpec, samples: int) -> int:
     """Bytes of activations, logits and what else a forward over `samples` leaves alive, every block counted."""
-    asked = dataclasses.replace(run, step=dataclasses.replace(run.step, batch=samples, chunks=1))
+    asked = dataclasses.replace(run, step=dataclasses.replace(run.step, batch=samples, chunks=1, compile="off"))
     few = fewer_blocks(asked)
     tracing = Tracing(run.device, frames=False, guess_phases=False)
     with tracing:
@@ -157,6 +166,8 @@ class Story:
     """Those that train."""
     host_bytes: int = 0
     """Most that waited on the host at once."""
+    note: str = ""
+    """What the step does instead of what was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +207,7 @@ def trace_steps(run: RunSpec) -> Story:
         params=count(named),
         trainable=count((name, parameter) for name, parameter in named if parameter.requires_grad),
         host_bytes=0 if step.offload is None else step.offload.peak_host_bytes,
+        note=step.note,
     )
 
 

@@ -102,7 +102,8 @@ def imagine(run: RunSpec, events: Events) -> dict[str, Any]:
     events.begin("trace")
     from memplan.backends.simulated import simulate
 
-    traced = simulate(run).steps
+    answer = simulate(run)
+    traced = answer.steps
     for name, report in (("first_step", traced.first_step), ("measured", traced.steady)):
         peak = {
             "allocated_bytes": report.peak_allocated_bytes,
@@ -113,7 +114,7 @@ def imagine(run: RunSpec, events: Events) -> dict[str, Any]:
         events.write("window", name=name, peak=peak, phase_peaks=phases)
         if report.host_bytes:
             events.write("host", window=name, bytes=report.host_bytes)
-    events.write("environment", device=run.device.name, witness="trace")
+    events.write("environment", device=run.device.name, witness="trace", note=answer.note or None)
     lacking = traced.out_of_memory
     if lacking is None:
         return {"status": "ok", "error": None}
@@ -156,7 +157,7 @@ def measure(backend: Backend, build: Callable[[], Step], *, warmup: int, steps: 
         if (offload := getattr(step, "offload", None)) is not None:
             events.write("host", window=name, bytes=offload.peak_host_bytes)
             offload.reset()
-    events.write("environment", **backend.describe())
+    events.write("environment", **backend.describe() | {"note": getattr(step, "note", "") or None})
     events.begin("timed")
     for _ in range(steps):
         _, elapsed_ns = backend.clock(lambda: take(step, lambda phase: None))

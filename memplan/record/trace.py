@@ -197,6 +197,8 @@ class TracedRun:
     """Its steps."""
     grown: bool
     """Whether the stories of equal blocks were told from a few of them."""
+    note: str = ""
+    """What was done instead of what was asked for, in words; empty when nothing was."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form that scripts may rely on: an estimate's keys and the trace's own."""
@@ -206,4 +208,5 @@ class TracedRun:
             "params": {"total": self.params_total, "trainable": self.params_trainable},
             "step": dataclasses.asdict(self.run.step),
             "grown": self.grown,
+            "note": self.note,
         }

@@ -4,6 +4,7 @@ from typing import Any
 
 from memplan.record import CATEGORIES, Estimate, Fit
 from memplan.report.render import render
+from memplan.report.step_line import step_line
 from memplan.report.table import Column, Table
 from memplan.spec import RunSpec
 from memplan.units import format_bytes
@@ -74,12 +75,8 @@ def phase_table(estimate: Estimate) -> Table:
 
 def _heading(estimate: Estimate) -> str:
     step, model = estimate.run.step, estimate.run.model
-    levers = [f"B{step.batch}c{step.chunks}@{step.ckpt}", f"seq {step.seq}"]
-    levers += [f"{step.images} images"] if step.images else []
-    levers += [f"loss {step.loss}", step.precision, step.optimizer, f"{step.attention} attention", f"{step.norm} norm"]
-    levers += [f"clip {step.clip:g}"] if step.clip is not None else []
     counts = f"{estimate.params_total:,} parameters, {estimate.params_trainable:,} train"
-    return f"{model.name} ({counts})\nestimated for {estimate.run.device.name}: " + ", ".join(levers)
+    return f"{model.name} ({counts})\nestimated for {estimate.run.device.name}: {step_line(step)}"
 
 
 def _static_table(estimate: Estimate) -> Table:

@@ -55,6 +55,7 @@ def ladder_table(rows: Sequence[RungResult], footer: Sequence[str] = ()) -> Tabl
     gates = sorted({(row.gate_bytes, row.gate_on) for row in rows if row.gate_bytes is not None})
     lines = [f"gate {format_bytes(size)} on {what} bytes, first step included" for size, what in gates]
     lines += [f"{row.rung}: {row.status}: {row.error}" for row in rows if row.error]
+    lines += [f"{row.rung}: {row.environment['note']}" for row in rows if row.environment.get("note")]
     lines += findings(rows)
     return Table(columns=COLUMNS, rows=tuple(_values(row, rows) for row in rows), footer=(*lines, *footer))
 

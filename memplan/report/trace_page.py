@@ -4,6 +4,7 @@ from typing import Any
 
 from memplan.record import Fit, TracedRun, TracedSteps
 from memplan.report.render import render
+from memplan.report.step_line import step_line
 from memplan.report.table import Column, Table
 from memplan.units import format_bytes
 
@@ -97,15 +98,12 @@ def alive_table(traced: TracedSteps) -> Table:
 def run_heading(traced: TracedRun, per_sample_bytes: int) -> str:
     """What was traced, for which device, and what one more sample of a chunk keeps for backward."""
     step, model = traced.run.step, traced.run.model
-    levers = [f"B{step.batch}c{step.chunks}@{step.ckpt}", f"seq {step.seq}"]
-    levers += [f"{step.images} images"] if step.images else []
-    levers += [f"loss {step.loss}", step.precision, step.optimizer, f"{step.attention} attention", f"{step.norm} norm"]
     counts = f"{traced.params_total:,} parameters, {traced.params_trainable:,} train"
     static = format_bytes(traced.steps.steady.static_bytes)
     sample = f"one more sample of a chunk keeps {format_bytes(per_sample_bytes)}, its loss included"
     return (
-        f"{model.name} ({counts})\ntraced for {traced.run.device.name}: {', '.join(levers)}\n"
-        f"{static} between two steps; {sample}"
+        f"{model.name} ({counts})\ntraced for {traced.run.device.name}: {step_line(step)}\n"
+        f"{static} between two steps; {sample}" + (f"\n{traced.note}" if traced.note else "")
     )
 
 
