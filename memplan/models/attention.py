@@ -15,24 +15,40 @@ from memplan.models.norms import RMSNorm
 from memplan.spec.model import DecoderSpec
 
 Rope = tuple[Tensor, Tensor]
+KVStore = dict[int, tuple[Tensor, Tensor]]
+"""Keys and values [B, K, S, D] that blocks leave to later blocks, by number of the block."""
 
 
 class Attention(nn.Module):
-    """Grouped-query attention [B, S, H] -> [B, S, H] with rotation, by torch's SDPA or by eager matmuls."""
+    """Grouped-query attention [B, S, H] -> [B, S, H] with rotation, by torch's SDPA or by eager matmuls.
 
-    def __init__(self, spec: DecoderSpec, *, attention: str, norm: str) -> None:
+    Where `spec` says so, the keys and values of block `index` go into `store` for later blocks, or come from there.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, *, attention: str, norm: str, index: int = 0, store: KVStore | None = None
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.kind = attention
+        self.index = index
+        self.source = spec.kv_source(index)
+        self.leaves_kv = spec.leaves_kv(index)
+        self.store: KVStore = {} if store is None else store
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        if spec.projections == "fused":
+        if self.source is not None:
+            self.q = nn.Linear(spec.hidden, q_width, bias=spec.qkv_bias)
+        elif spec.projections == "fused":
             self.qkv = nn.Linear(spec.hidden, q_width + 2 * kv_width, bias=spec.qkv_bias)
         else:
             self.q = nn.Linear(spec.hidden, q_width, bias=spec.qkv_bias)
             self.k = nn.Linear(spec.hidden, kv_width, bias=spec.qkv_bias)
             self.v = nn.Linear(spec.hidden, kv_width, bias=spec.qkv_bias)
-        self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, norm) if spec.qk_norm else None
-        self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, norm) if spec.qk_norm else None
+        self.q_norm = self.k_norm = None
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(spec.head_dim, spec.norm_eps, norm, offset=spec.norm_offset)
+        if spec.qk_norm and self.source is None:
+            self.k_norm = RMSNorm(spec.head_dim, spec.norm_eps, norm, offset=spec.norm_offset)
         self.out = nn.Linear(q_width, spec.hidden, bias=spec.out_bias)
 
     def forward(
@@ -53,6 +69,10 @@ class Attention(nn.Module):
 
     def projected(self, x: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, A, S, D], keys and values [B, K, S, D], normed and rotated."""
+        if self.source is not None:
+            q = self.q(x).unflatten(-1, (-1, self.spec.head_dim))
+            q = (q if self.q_norm is None else self.q_norm(q)).transpose(1, 2)
+            return q if rope is None else rotate(q, rope, self.spec.rope_fp32), *self.store[self.source]
         q, k, v = self.project(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -60,6 +80,8 @@ class Attention(nn.Module):
         if rope is not None:
             q = rotate(q, rope, self.spec.rope_fp32)
             k = rotate(k, rope, self.spec.rope_fp32)
+        if self.leaves_kv:
+            self.store[self.index] = k, v
         return q, k, v
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memplan.models.attention import Attention, Rope
+from memplan.models.attention import Attention, KVStore, Rope
 from memplan.models.cache import KVCache, KVLayer
-from memplan.models.feedforward import Gelu, SwiGLU
+from memplan.models.feedforward import make_mlp
+from memplan.models.head import Head
 from memplan.models.norms import make_norm
 from memplan.spec.model import DecoderSpec
 
@@ -33,19 +34,24 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """Norm, attention, residual; norm, feed-forward, residual: [B, S, H] -> [B, S, H]."""
 
-    def __init__(self, spec: DecoderSpec, *, attention: str, norm: str, dropout: float) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        *,
+        attention: str,
+        norm: str,
+        dropout: float,
+        index: int = 0,
+        store: KVStore | None = None,
+    ) -> None:
         super().__init__()
         self.dropout = dropout
         self.attn_norm = make_norm(spec, norm)
-        self.attn = Attention(spec, attention=attention, norm=norm)
+        self.attn = Attention(spec, attention=attention, norm=norm, index=index, store=store)
+        self.attn_out_norm = make_norm(spec, norm) if spec.sandwich else nn.Identity()
         self.mlp_norm = make_norm(spec, norm)
-        self.mlp: nn.Module
-        if spec.mlp == "swiglu":
-            fused = spec.projections == "fused"
-            self.mlp = SwiGLU(spec.hidden, spec.ffn, spec.hidden, bias=spec.mlp_bias, fused=fused)
-        else:
-            approximate = "tanh" if spec.mlp == "gelu-tanh" else "none"
-            self.mlp = Gelu(spec.hidden, spec.ffn, bias=spec.mlp_bias, approximate=approximate)
+        self.mlp = make_mlp(spec)
+        self.mlp_out_norm = make_norm(spec, norm) if spec.sandwich else nn.Identity()
 
     def forward(
         self, x: Tensor, rope: Rope | None, mask: Tensor | None, past: KVLayer | None = None
@@ -53,12 +59,16 @@ class Block(nn.Module):
         """The next hidden states; with `past`, a view of this layer's cache, also the keys and values of `x`, for the
         caller to append."""
         if past is None:
-            x = x + self.drop(self.attn(self.attn_norm(x), rope, mask))
-            return x + self.drop(self.mlp(self.mlp_norm(x)))
+            x = x + self.drop(self.attn_out_norm(self.attn(self.attn_norm(x), rope, mask)))
+            return x + self.feed(x)
         out, keys, values = self.attn(self.attn_norm(x), rope, mask, past)
-        x = x + self.drop(out)
+        x = x + self.drop(self.attn_out_norm(out))
         del out
-        return x + self.drop(self.mlp(self.mlp_norm(x))), keys, values
+        return x + self.feed(x), keys, values
+
+    def feed(self, x: Tensor) -> Tensor:
+        """What the feed-forward layer adds to `x`."""
+        return self.drop(self.mlp_out_norm(self.mlp(self.mlp_norm(x))))
 
     def drop(self, x: Tensor) -> Tensor:
         """`x` with some of its elements dropped while training; itself without dropout."""
@@ -76,8 +86,11 @@ class Decoder(nn.Module):
         self.attention = attention
         self.embedding = Embedding(spec.vocab, spec.extra_vocab, spec.hidden)
         self.positions = nn.Embedding(spec.max_positions, spec.hidden) if spec.positions == "learned" else None
+        self.kv_store: KVStore = {}
+        """What blocks leave to later blocks while they run; empty otherwise."""
         self.blocks = nn.ModuleList(
-            Block(spec, attention=attention, norm=norm, dropout=dropout) for _ in range(spec.num_layers)
+            Block(spec, attention=attention, norm=norm, dropout=dropout, index=index, store=self.kv_store)
+            for index in range(spec.num_layers)
         )
         self.norm = make_norm(spec, norm)
         self.head = None if spec.tied else nn.Linear(spec.hidden, spec.vocab, bias=False)
@@ -90,9 +103,16 @@ class Decoder(nn.Module):
         """The head's matrix [V, H]; the base embedding's own when tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
+    @property
+    def readout(self) -> Head:
+        """What makes logits of the hidden states."""
+        return Head(weight=self.head_weight, softcap=self.spec.head_softcap)
+
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """Hidden states [B, S, H] of `tokens` [B, S], the first of which stands at position `start`."""
         hidden: Tensor = self.embedding(tokens)
+        if self.spec.scale_embedding:
+            hidden = hidden * math.sqrt(self.spec.hidden)
         if self.positions is not None:
             hidden = hidden + self.positions(torch.arange(start, start + tokens.size(1), device=tokens.device))
         return hidden
@@ -108,17 +128,20 @@ class Decoder(nn.Module):
         rope = self.rope_tables(hidden, start) if self.spec.positions == "rope" else None
         if mask is None:
             mask = self.causal_mask(hidden, start)
+        sliding = self.causal_mask(hidden, start, self.spec.window) if self.spec.window else None
         for index, block in enumerate(self.blocks):
+            seen = sliding if self.spec.slides(index) else mask
             if cache is None:
-                hidden = block(hidden, rope, mask)
+                hidden = block(hidden, rope, seen)
             else:
-                hidden, keys, values = block(hidden, rope, mask, cache.layer(index))
+                hidden, keys, values = block(hidden, rope, seen, cache.layer(index))
                 cache.append(index, keys, values)
+        self.kv_store.clear()
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of normed hidden states [..., H]."""
-        return F.linear(hidden, self.head_weight)
+        return self.readout.logits(hidden)
 
     def rope_tables(self, hidden: Tensor, start: int = 0) -> Rope:
         """Cosines and sines [S, D] in the dtype of `hidden`, or in fp32 when rotation is."""
@@ -129,16 +152,20 @@ class Decoder(nn.Module):
         dtype = torch.float32 if self.spec.rope_fp32 else hidden.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def causal_mask(self, hidden: Tensor, start: int = 0) -> Tensor | None:
-        """The additive mask fp32 [B or 1, 1, S, start + S] that dense masks, eager attention and a cache of `start`
-        tokens need, or None."""
+    def causal_mask(self, hidden: Tensor, start: int = 0, window: int = 0) -> Tensor | None:
+        """The additive mask fp32 [B or 1, 1, S, start + S] that dense masks, eager attention, a cache of `start` tokens
+        and a window of fewer tokens need, or None."""
         size = hidden.size(1)
-        if self.spec.mask == "causal" and self.attention == "sdpa" and (start == 0 or size == 1):
+        cut = 0 < window < start + size
+        if self.spec.mask == "causal" and self.attention == "sdpa" and (start == 0 or size == 1) and not cut:
             return None
         rows = hidden.size(0) if self.spec.mask == "dense" else 1
         lowest = torch.finfo(torch.float32).min
         shape = (rows, 1, size, start + size)
-        return torch.full(shape, lowest, dtype=torch.float32, device=hidden.device).triu_(start + 1)
+        mask = torch.full(shape, lowest, dtype=torch.float32, device=hidden.device).triu_(start + 1)
+        if cut:
+            mask += torch.full(shape, lowest, dtype=torch.float32, device=hidden.device).tril_(start - window)
+        return mask
 
 
 def inverse_frequencies(spec: DecoderSpec) -> Tensor:

@@ -25,13 +25,14 @@ class LanguageModel(Trainable):
     def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0) -> None:
         super().__init__()
         self.decoder = Decoder(spec.decoder, attention=attention, norm=norm, dropout=dropout)
+        self.shares_kv = spec.decoder.kv_shared > 0
 
     block_paths = ("decoder.blocks",)
 
     @property
     def head(self) -> Head:
         """What makes logits of the hidden states."""
-        return Head(weight=self.decoder.head_weight)
+        return self.decoder.readout
 
     def forward(self, batch: Batch) -> Tensor:
         if batch.suffix is None:

@@ -32,7 +32,7 @@ class Molmo2(Trainable):
     @property
     def head(self) -> Head:
         """What makes logits of the hidden states."""
-        return Head(weight=self.decoder.head_weight)
+        return self.decoder.readout
 
     def forward(self, batch: Batch) -> Tensor:
         if batch.suffix is None:

@@ -8,19 +8,25 @@ from memplan.spec.model import DecoderSpec
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, `eager` by elementwise ops in fp32 or `fused` by torch."""
+    """Root-mean-square norm over the last dimension, `eager` by elementwise ops in fp32 or `fused` by torch; with an
+    offset it multiplies by 1 + weight."""
 
-    def __init__(self, width: int, eps: float, kind: str) -> None:
+    def __init__(self, width: int, eps: float, kind: str, *, offset: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.zeros(width) if offset else torch.ones(width))
+        self.offset = offset
         self.eps = eps
         self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "fused":
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            weight = 1 + self.weight if self.offset else self.weight
+            return F.rms_norm(x, weight.shape, weight, self.eps)
         dtype = x.dtype
         x = x.float()
+        if self.offset:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+            return (x * (1 + self.weight.float())).to(dtype)
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)).to(dtype)
 
 
@@ -40,5 +46,5 @@ class LayerNorm(nn.Module):
 def make_norm(spec: DecoderSpec, kind: str) -> nn.Module:
     """The norm over H that `spec` asks for."""
     if spec.norm == "rms":
-        return RMSNorm(spec.hidden, spec.norm_eps, kind)
+        return RMSNorm(spec.hidden, spec.norm_eps, kind, offset=spec.norm_offset)
     return LayerNorm(spec.hidden, spec.norm_eps, spec.norm_bias)

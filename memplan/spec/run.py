@@ -26,6 +26,10 @@ NEW_LEVERS = {
 }
 """Fields of the step that came later, with what they say where nobody asks for them: such a run keeps its identity."""
 
+_DECODER_FIELDS = dataclasses.fields(DecoderSpec)
+NEW_FACTS = _DECODER_FIELDS[[field.name for field in _DECODER_FIELDS].index("mask") + 1 :]
+"""Fields of a decoder that came later: at its default each leaves a run's identity alone too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
@@ -69,6 +73,9 @@ class RunSpec:
         for key, plain in NEW_LEVERS.items():
             if facts["step"][key] in plain:
                 del facts["step"][key]
+        for field in NEW_FACTS:
+            if facts["model"]["decoder"][field.name] == field.default:
+                del facts["model"]["decoder"][field.name]
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
