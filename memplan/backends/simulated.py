@@ -172,23 +172,25 @@ class Story:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """Parameters of a model of equal blocks."""
+    """Parameters of a model, whose blocks are equal where not all of them are traced."""
 
-    outside: int
-    """Outside of the blocks."""
+    traced: int
+    """Of the model that was traced."""
+    num_blocks: int
+    """Its blocks."""
     a_block: int
-    """Of one block."""
+    """Of its first block."""
 
     def of(self, run: RunSpec) -> int:
         """Parameters of the model that `run` asks for."""
-        return self.outside + self.a_block * run.model.decoder.num_layers
+        return self.traced + self.a_block * (run.model.decoder.num_layers - self.num_blocks)
 
 
-def count(parameters: Iterable[tuple[str, nn.Parameter]]) -> Count:
-    """The count of named parameters; the first block speaks for all."""
+def count(parameters: Iterable[tuple[str, nn.Parameter]], run: RunSpec) -> Count:
+    """The count of the named parameters of `run`'s model; the first block speaks for those that are not traced."""
     sizes = [(name, parameter.numel()) for name, parameter in parameters]
-    outside = sum(size for name, size in sizes if not name.startswith(f"{BLOCKS}."))
-    return Count(outside=outside, a_block=sum(size for name, size in sizes if name.startswith(f"{BLOCKS}.0.")))
+    a_block = sum(size for name, size in sizes if name.startswith(f"{BLOCKS}.0."))
+    return Count(traced=sum(size for _, size in sizes), num_blocks=run.model.decoder.num_layers, a_block=a_block)
 
 
 def trace_steps(run: RunSpec) -> Story:
@@ -204,8 +206,8 @@ def trace_steps(run: RunSpec) -> Story:
         trace=tracing.trace,
         num_marks=marks,
         num_syncs=syncs,
-        params=count(named),
-        trainable=count((name, parameter) for name, parameter in named if parameter.requires_grad),
+        params=count(named, run),
+        trainable=count([one for one in named if one[1].requires_grad], run),
         host_bytes=0 if step.offload is None else step.offload.peak_host_bytes,
         note=step.note,
     )
@@ -244,7 +246,8 @@ def fewer_blocks(run: RunSpec) -> RunSpec:
     Clipping stacks the norms of all tensors in one, whose size depends on their number: no block tells it, so every
     block is traced. So it is where blocks are not equal, and where the host's share is asked for too.
     """
-    if run.step.clip is not None or run.step.checkpointing.kind in ("first", "offload"):
+    unequal = run.model.impl != "memplan" or run.model.decoder.window > 0 or run.model.decoder.kv_shared > 0
+    if unequal or run.step.clip is not None or run.step.checkpointing.kind in ("first", "offload"):
         return run
     every = period_of(run)
     blocks = run.model.decoder.num_layers

@@ -30,12 +30,20 @@ def decoder_spec(**changes: Any) -> DecoderSpec:
     return DecoderSpec(**small | changes)
 
 
+GEMMA: dict[str, Any] = {
+    "num_layers": 3, "mlp": "geglu", "norm_offset": True, "sandwich": True, "scale_embedding": True, "window": 8,
+    "full_every": 2, "tied": True,
+}  # fmt: skip
+
 DECODERS = {
     "llama": decoder_spec(),
     "llama-scaled": decoder_spec(rope_scaling=SCALING, tied=True),
     "qwen2": decoder_spec(qkv_bias=True, tied=True),
     "qwen3": decoder_spec(qk_norm=True, head_dim=24),
     "mistral": decoder_spec(num_kv_heads=4),
+    "moe": decoder_spec(qk_norm=True, experts=6, experts_per_token=3, expert_ffn=40),
+    "gemma2": decoder_spec(**GEMMA, head_softcap=5.0),
+    "gemma3": decoder_spec(**GEMMA, qk_norm=True, head_dim=24, num_kv_heads=1),
     "gpt2": decoder_spec(
         num_kv_heads=4, norm="layer", norm_bias=True, positions="learned", mlp="gelu-tanh", qkv_bias=True,
         out_bias=True, mlp_bias=True, tied=True,
@@ -167,6 +175,24 @@ def test_swapped_weights_are_seen(monkeypatch: pytest.MonkeyPatch, pair: tuple[s
     right = map_llama
     monkeypatch.setitem(globals(), "map_llama", lambda weights, spec: swap(right(weights, spec), *pair))
     assert compare("mistral", DECODERS["mistral"])["logits"] > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"window": 7}, {"full_every": 3}, {"norm_offset": False}, {"scale_embedding": False}, {"head_softcap": 6.0}],
+)
+def test_a_wrong_fact_of_gemmas_is_seen(change: dict[str, Any]) -> None:
+    ours = build_model(model_of("gemma2", dataclasses.replace(DECODERS["gemma2"], **change)))
+    theirs = hf_decoder("gemma2", DECODERS["gemma2"])
+    batch = batch_for(model_of("gemma2", DECODERS["gemma2"]))
+    found = differences(ours, theirs, batch, lambda weights: map_llama(weights, DECODERS["gemma2"]))
+    assert found["logits"] > 10 * TOLERANCE
+
+
+def test_experts_in_another_order_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 42 tokens through 3 of 6 experts, as if each expert had been picked equally often
+    monkeypatch.setattr(torch, "searchsorted", lambda found, numbers, **_: (numbers.int() + 1) * 21)
+    assert compare("moe", DECODERS["moe"])["logits"] > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("change", [{"rope_theta": 20000.0}, {"norm_eps": 1e-3}])

@@ -14,6 +14,12 @@ transformers = pytest.importorskip("transformers")
 
 Weights = dict[str, Tensor]
 
+KINDS = {
+    "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "moe": "Qwen3Moe",
+    "gemma2": "Gemma2", "gemma3": "Gemma3Text",
+}  # fmt: skip
+"""Family to the name that transformers' classes begin with."""
+
 
 def hf_decoder(name: str, spec: DecoderSpec) -> nn.Module:
     """transformers' module of the same shape, every parameter random."""
@@ -24,7 +30,7 @@ def hf_decoder(name: str, spec: DecoderSpec) -> nn.Module:
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager",
         )  # fmt: skip
         return randomised(transformers.GPT2LMHeadModel(config))
-    kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}[name.split("-")[0]]
+    kind = KINDS[name.split("-")[0]]
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_theta}
     if spec.rope_scaling is not None:
         scaling = dataclasses.asdict(spec.rope_scaling)
@@ -33,10 +39,28 @@ def hf_decoder(name: str, spec: DecoderSpec) -> nn.Module:
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.ffn, num_hidden_layers=spec.num_layers,
         num_attention_heads=spec.num_heads, num_key_value_heads=spec.num_kv_heads, head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_positions, rms_norm_eps=spec.norm_eps, rope_parameters=rope,
-        tie_word_embeddings=spec.tied, sliding_window=None, attn_implementation="eager",
+        max_position_embeddings=spec.max_positions, rms_norm_eps=spec.norm_eps,
+        tie_word_embeddings=spec.tied, attn_implementation="eager", **own_fields(kind, spec, rope),
     )  # fmt: skip
-    return randomised(getattr(transformers, f"{kind}ForCausalLM")(config))
+    return randomised(getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config))
+
+
+def own_fields(kind: str, spec: DecoderSpec, rope: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the configuration that only some families have, `rope` for all layers alike among them."""
+    if kind == "Qwen3Moe":
+        return {
+            "rope_parameters": rope, "num_experts": spec.experts, "num_experts_per_tok": spec.experts_per_token,
+            "moe_intermediate_size": spec.expert_ffn, "norm_topk_prob": True, "experts_implementation": "eager",
+        }  # fmt: skip
+    if kind.startswith("Gemma"):
+        layers = ["sliding_attention" if spec.slides(index) else "full_attention" for index in range(spec.num_layers)]
+        each = {layer: rope for layer in ("sliding_attention", "full_attention")}
+        return {
+            "rope_parameters": each if kind == "Gemma3Text" else rope, "sliding_window": spec.window,
+            "layer_types": layers, "query_pre_attn_scalar": spec.head_dim, "attn_logit_softcapping": None,
+            "final_logit_softcapping": spec.head_softcap, "pad_token_id": None,
+        }  # fmt: skip
+    return {"rope_parameters": rope, "sliding_window": None}
 
 
 def hf_molmo2(spec: ModelSpec) -> nn.Module:
@@ -91,7 +115,7 @@ def renamed(weights: Weights, names: dict[str, str]) -> Weights:
 
 
 def map_llama(weights: Weights, spec: DecoderSpec, prefix: str = "model.") -> Weights:
-    """Llama, Qwen2, Qwen3, Mistral and the text part of Molmo2."""
+    """Llama, Qwen2, Qwen3 with experts and without, Mistral, Gemma and the text part of Molmo2."""
     names = {"norm": f"{prefix}norm", "embedding": f"{prefix}embed_tokens"}
     if not spec.tied:
         names["head"] = "lm_head"
@@ -105,6 +129,15 @@ def map_llama(weights: Weights, spec: DecoderSpec, prefix: str = "model.") -> We
             f"{ours}mlp.gate": f"{theirs}mlp.gate_proj", f"{ours}mlp.up": f"{theirs}mlp.up_proj",
             f"{ours}mlp.down": f"{theirs}mlp.down_proj",
         }  # fmt: skip
+        if spec.experts:
+            names |= {f"{ours}mlp.router": f"{theirs}mlp.gate", f"{ours}mlp.down": f"{theirs}mlp.experts.down_proj"}
+            names |= {f"{ours}mlp.gate_up": f"{theirs}mlp.experts.gate_up_proj"}
+        if spec.sandwich:
+            names |= {
+                f"{ours}attn_out_norm": f"{theirs}post_attention_layernorm",
+                f"{ours}mlp_norm": f"{theirs}pre_feedforward_layernorm",
+                f"{ours}mlp_out_norm": f"{theirs}post_feedforward_layernorm",
+            }
     return under_decoder(renamed(weights, names), spec)
 
 
