@@ -1,12 +1,15 @@
 """Selective checkpointing: within a block, keep the results of some ops and run the others again.
 
 The standing policy keeps what is dear to compute: attention, collectives and every second matrix product; everything
-else runs again. Products are counted anew in forward and in the recomputation, so that both decide alike whatever
-number of them a block has.
+else runs again. Products are counted separately in forward and in the recomputation, so that both decide alike
+whatever number of them a block has.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -14,117 +17,128 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from memplan.errors import MemplanError, near_names
 from memplan.step.region import Contexts
 
-Decision = Literal["SAVE", "RECOMPUTE", "ALTERNATE"]
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
-"""Matrix products and grouped expert products: every second one is kept."""
-ATTENTION = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_fused_attention_overrideable",
-    "_scaled_dot_product_attention_math",
-    "_flash_attention_forward",
-    "_efficient_attention_forward",
-    "_cudnn_attention_forward",
+PRODUCTS = frozenset(
+    ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
+    + ("grouped_mm", "grouped_mm_fallback")  # memplan's and transformers' own ops, for dtypes that torch's refuses
 )
-"""Attention kernels, always kept. `sdpa` in a policy of one's own means all of them."""
-HIGHER_ORDER = ("flex_attention",)
-"""Ops of the same kind that live outside of aten."""
-COLLECTIVES = (
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_to_all_single",
-    "reduce_scatter_tensor",
+"""Matrix products and grouped ones, of which every second is kept."""
+ATTENTION = re.compile(
+    r"_scaled_dot_product_\w*attention(_for_cpu|_overrideable)?|_(flash|efficient|cudnn)_attention_forward"
+    r"|flex_attention|_varlen_attn"
 )
-"""Of `_c10d_functional`, always kept: to run one again is to wait for the network again."""
-COMPUTE_INTENSIVE = ("convolution", "convolution_backward", "_fft_c2c", "_fft_r2c", "upsample_bilinear2d")
-"""What is kept where torch does not tell its own list."""
+"""Attention kernels, which are kept. Source: native_functions.yaml, torch 2.13, and torch's higher-order op."""
+COLLECTIVES = re.compile(r"(all_gather|reduce_scatter|all_reduce|all_to_all)\w*")
+"""Collectives of `_c10d_functional`, which are kept: a second call would wait for the other devices again."""
+DEAR = frozenset(("convolution", "convolution_backward", "upsample_bilinear2d"))
+"""Other ops that are dear to compute, for a torch whose partitioner does not list them."""
+GROUPS = {"sdpa": ATTENTION.pattern, "matmul": "mm|bmm|addmm|baddbmm", "linear": "mm|addmm"}
+"""Words for several ops: any attention kernel, and what torch makes of products of more dimensions."""
+
+SAVE, RECOMPUTE, ALTERNATE = "SAVE", "RECOMPUTE", "ALTERNATE"
 
 
 def selective_contexts(ops: tuple[str, ...] = ()) -> Callable[[], Contexts]:
-    """What makes the contexts of one call of a region: of the standing policy, or of one that keeps just `ops`.
+    """What makes the contexts of one call of a region: of the standing policy, or of one that keeps just `ops`, aten
+    names without overload. MemplanError where a name is no op that can be kept."""
+    for name in ops:
+        check_name(name)
+    return partial(policy_contexts, ops)
 
-    MemplanError for an op that torch does not have.
-    """
-    decide = standing_policy() if not ops else named_policy(ops)
 
-    def contexts() -> Contexts:
-        return create_selective_checkpoint_contexts(Policy(decide))  # type: ignore[no-untyped-call]
-
-    return contexts
+def policy_contexts(ops: tuple[str, ...]) -> Contexts:
+    """Contexts of one call, with counters of its own. A kept tensor that is written to before its recomputation raises
+    an error: the value would be another one."""
+    return create_selective_checkpoint_contexts(Policy(ops))  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 class Policy:
-    """Says for each op of one call whether its result is kept; forward and recomputation count for themselves."""
+    """Which results of one call of a region are kept: asked about each op in turn."""
 
-    def __init__(self, decide: Callable[[Any], Decision]) -> None:
-        self._decide = decide
-        self._num_products = {False: 0, True: 0}
+    def __init__(self, ops: tuple[str, ...] = ()) -> None:
+        self.kept = re.compile("|".join(GROUPS.get(name, name) for name in ops)) if ops else None
+        self._num_products: Counter[bool] = Counter()  # by whether it is the recomputation that asks
 
-    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        decision = self._decide(op)
-        if decision == "ALTERNATE":
-            number = self._num_products[context.is_recompute]
-            self._num_products[context.is_recompute] += 1
-            decision = "SAVE" if number % 2 == 0 else "RECOMPUTE"
-        return CheckpointPolicy.MUST_SAVE if decision == "SAVE" else CheckpointPolicy.PREFER_RECOMPUTE
+    def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        role = self.role(op, args, kwargs)
+        if role == ALTERNATE:
+            again = bool(ctx.is_recompute)  # torch from 2.13 on asks in forward alone
+            role = RECOMPUTE if self._num_products[again] % 2 else SAVE
+            self._num_products[again] += 1
+        return CheckpointPolicy.MUST_SAVE if role == SAVE else CheckpointPolicy.PREFER_RECOMPUTE
 
+    def role(self, op: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> str:
+        """`SAVE`, `RECOMPUTE` or `ALTERNATE`.
 
-def standing_policy() -> Callable[[Any], Decision]:
-    """Products alternate; attention, collectives and what else takes long is kept."""
-    products = packets(PRODUCTS)
-    saved = packets(ATTENTION) | packets(COLLECTIVES, "_c10d_functional") | compute_intensive()
-    saved |= {getattr(torch.ops.higher_order, name) for name in HIGHER_ORDER if hasattr(torch.ops.higher_order, name)}
-
-    def decide(op: Any) -> Decision:
-        packet = packet_of(op)
-        if packet in products:
-            return "ALTERNATE"
-        return "SAVE" if packet in saved else "RECOMPUTE"
-
-    return decide
-
-
-def named_policy(ops: tuple[str, ...]) -> Callable[[Any], Decision]:
-    """The results of `ops` are kept, aten names without overload or `sdpa`, and nothing else."""
-    kept: set[Any] = set()
-    for name in ops:
-        found = packets(ATTENTION) if name == "sdpa" else packets((name,))
-        if not found:
-            known = ("sdpa", *PRODUCTS, *ATTENTION, *COMPUTE_INTENSIVE)
-            raise MemplanError(f"torch has no op {name!r}.", near_names(name, known))
-        kept |= found
-    return lambda op: "SAVE" if packet_of(op) in kept else "RECOMPUTE"
+        Never kept, whatever the policy: a result that shares the memory of an input (a view costs nothing, and what is
+        written in place changes), and attention that drops, since random numbers that are drawn in forward alone leave
+        others to the ops behind it.
+        """
+        name = op_name(op)
+        if shares_memory(op) or draws(op, args, kwargs or {}):
+            return RECOMPUTE
+        if self.kept is not None:
+            return SAVE if self.kept.fullmatch(name) else RECOMPUTE
+        if name in PRODUCTS:
+            return ALTERNATE
+        dear = name in dear_names() or ATTENTION.fullmatch(name)
+        return SAVE if dear or (is_collective(op) and COLLECTIVES.fullmatch(name)) else RECOMPUTE
 
 
-def compute_intensive() -> set[Any]:
-    """Ops that torch's own partitioner never runs again, products apart, or our list where it does not tell.
+def op_name(op: Any) -> str:
+    """Name of an op without namespace and overload: `mm`, `flex_attention`."""
+    packet = getattr(op, "overloadpacket", op)
+    return str(packet.__name__)
 
-    Source: get_default_op_list, torch/_functorch/partitioners.py, torch 2.13.
-    """
+
+def shares_memory(op: Any) -> bool:
+    """Whether a result of `op` is a view of an input, or an input itself that it wrote to."""
+    schema = getattr(op, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of an attention kernel drops, and so draws random numbers."""
+    schema = getattr(op, "_schema", None)
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    return any(value > 0 for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items() if name == "dropout_p")
+
+
+def is_collective(op: Any) -> bool:
+    """Whether `op` is one of torch's functional collectives."""
+    return str(getattr(op, "namespace", "")).startswith("_c10d_functional")
+
+
+@cache
+def dear_names() -> frozenset[str]:
+    """Ops that are dear to compute: those of torch's partitioner, where it tells, and our own."""
     try:
         from torch._functorch.partitioners import get_default_op_list
 
-        found = set(get_default_op_list().compute_intensive_ops)
-    except (ImportError, AttributeError):  # a private name, which another version of torch may lack
+        found = {op_name(op) for op in get_default_op_list().compute_intensive_ops}
+    except (ImportError, AttributeError):  # private: it may go away
         found = set()
-    return {packet_of(op) for op in found} | packets(COMPUTE_INTENSIVE)
+    return DEAR | found
 
 
-def packets(names: tuple[str, ...], library: str = "aten") -> set[Any]:
-    """torch's ops of these names, with all their overloads; those that this version lacks are left out."""
-    return set(_packets(names, library))
+def check_name(name: str) -> None:
+    """MemplanError unless `name` is a word for several ops or an op that can be kept."""
+    if name in GROUPS or name in PRODUCTS or ATTENTION.fullmatch(name):
+        return
+    packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops._c10d_functional, name, None)
+    if packet is None:
+        hint = near_names(name, GROUPS.keys() | PRODUCTS | dear_names())
+        raise MemplanError(f"Unknown op {name!r} in --ckpt selective.", hint)
+    own = [op for op in (getattr(packet, overload) for overload in packet.overloads()) if not shares_memory(op)]
+    if not own:
+        raise MemplanError(f"{name} makes no result of its own that could be kept.", "Name the op behind it.")
+    if all(made_of_others(op) for op in own):
+        parts = [other for other in (f"_{name}", f"native_{name}", f"_fused_{name}") if hasattr(torch.ops.aten, other)]
+        raise MemplanError(
+            f"{name} is made of other ops, and those are what can be kept.", f"Try {' or '.join(parts) or 'them'}."
+        )
 
 
-def _packets(names: tuple[str, ...], library: str) -> Iterator[Any]:
-    for name in names:
-        try:
-            yield getattr(getattr(torch.ops, library), name)
-        except AttributeError:
-            continue
-
-
-def packet_of(op: Any) -> Any:
-    """The op without its overload."""
-    return getattr(op, "overloadpacket", op)
+def made_of_others(op: Any) -> bool:
+    """Whether torch runs `op` as a row of other ops, so that no policy is ever asked about it."""
+    has_kernel: Callable[[str, str], bool] | None = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)
+    return has_kernel is not None and has_kernel(op.name(), "CompositeImplicitAutograd")
