@@ -27,6 +27,10 @@ class Batch:
     one, [B, T]."""
     suffix: Tensor | None = None
     """Input ids of the tokens behind a prefix, int64 [B, T]."""
+    valid: Tensor | None = None
+    """Positions in the sample of the labels that are not ignored, int64 [B, n], where the loss asks for them."""
+    teacher: Tensor | None = None
+    """Final normed hidden states of a teacher whose logits the student's head makes, [B, S, H]."""
     pixels: Tensor | None = None
     """Flattened patches, fp32 [B, crops, patches, patch_dim]."""
     pooled_idx: Tensor | None = None
@@ -47,6 +51,8 @@ class Batch:
             tokens=self.tokens.narrow(0, index * size, size),
             labels=self.labels.narrow(0, index * size, size),
             suffix=cut(self.suffix),
+            valid=cut(self.valid),
+            teacher=cut(self.teacher),
             pixels=cut(self.pixels),
             pooled_idx=cut(self.pooled_idx),
             image_index=cut(self.image_index),
@@ -54,18 +60,29 @@ class Batch:
         )
 
 
-def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int) -> Batch:
+def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int, *, vocab: int | None = None) -> Batch:
     """Random tokens and pixels for `run` on `device`, the same for a seed on every device; image tokens stand at the
-    front of each sample."""
+    front of each sample. `vocab` is the model's, where its spec does not say."""
     spec, batch, seq, behind = run.model.decoder, run.step.batch, run.step.seq, run.step.suffix
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    drawn = torch.randint(spec.vocab, (batch, seq + behind + 1), generator=generator, device="cpu")
+    drawn = torch.randint(vocab or spec.vocab, (batch, seq + behind + 1), generator=generator, device="cpu")
     num_tokens = run.model.image_tokens(run.step.images)
     suffix = drawn[:, seq:-1].contiguous().to(device) if behind else None
+    first = max(num_tokens - 1, 0) if not behind else 0  # of the labels that are not ignored
+    valid = teacher = None
+    if run.step.loss == "valid-rows":
+        valid = torch.arange(first, behind or seq, device="cpu").repeat(batch, 1).to(device)
+    if run.step.workload == "distill":
+        dtype = torch.float32 if run.step.precision == "fp32" else torch.bfloat16
+        teacher = torch.randn(batch, seq, spec.hidden, generator=generator, device="cpu").to(device, dtype)
     if num_tokens == 0:
         labels = drawn[:, seq + 1 :] if behind else drawn[:, 1:]
         return Batch(
-            tokens=drawn[:, :seq].contiguous().to(device), labels=labels.contiguous().to(device), suffix=suffix
+            tokens=drawn[:, :seq].contiguous().to(device),
+            labels=labels.contiguous().to(device),
+            suffix=suffix,
+            valid=valid,
+            teacher=teacher,
         )
     vision = run.model.vision
     assert vision is not None
@@ -81,6 +98,8 @@ def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int) -> Batc
         tokens=drawn[:, :seq].contiguous().to(device),
         labels=labels.contiguous().to(device),
         suffix=suffix,
+        valid=valid,
+        teacher=teacher,
         pixels=pixels.to(device),
         pooled_idx=pooling(run.model, run.step.images).repeat(batch, 1, 1).to(device),
         image_index=torch.arange(num_tokens, device="cpu").repeat(batch, 1).to(device),
