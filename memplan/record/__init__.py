@@ -2,7 +2,8 @@
 
 from memplan.record.fit import Check, Fit
 from memplan.record.memory import CATEGORIES, PHASES, Estimate, MemoryBreakdown, PhasePeak
-from memplan.record.outcome import ParityReport, RungResult, TensorDifference, WindowPeak
+from memplan.record.outcome import RungResult, WindowPeak
+from memplan.record.parity import Mutation, ParityReport, RecomputeDifference, TensorDifference
 from memplan.record.store import append_row, read_rows
 from memplan.record.trace import (
     LiveTensor,
@@ -23,10 +24,12 @@ __all__ = [
     "Fit",
     "LiveTensor",
     "MemoryBreakdown",
+    "Mutation",
     "OutOfMemory",
     "ParityReport",
     "PhasePeak",
     "PhaseTotals",
+    "RecomputeDifference",
     "RungResult",
     "SyncPoint",
     "TensorDifference",

@@ -109,39 +109,3 @@ class RungResult:
         for name in ("step_ns", "loss"):
             values[name] = tuple(values.get(name, ()))
         return RungResult(**values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorDifference:
-    """One tensor that is not the same in two steps."""
-
-    name: str
-    """`loss`, or the gradient's parameter name."""
-    max_abs: float
-    """Largest absolute difference."""
-    max_rel: float
-    """Largest absolute difference over the largest absolute value of the plain step's tensor, or for a bias of its
-    layer's weight where that is larger."""
-    shape: tuple[int, ...]
-    """Its shape."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParityReport:
-    """A plain step against a variant of it."""
-
-    variant: str
-    """Name of the variant: `B4c2l2@full`."""
-    tolerance: float
-    """Largest `max_rel` that counts as equal, the plain step's own rounding apart; 0.0 is bitwise."""
-    why: str
-    """Why this tolerance."""
-    num_tensors: int
-    """Loss and gradients compared."""
-    differences: tuple[TensorDifference, ...]
-    """Those beyond the tolerance, the largest first."""
-
-    @property
-    def same(self) -> bool:
-        """Whether every tensor is within the tolerance."""
-        return not self.differences

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from memplan.record.outcome import ParityReport, TensorDifference
+from memplan.record.parity import ParityReport, TensorDifference
 from memplan.spec.run import RunSpec
 from memplan.spec.rung import Rung
 from memplan.step.builder import TrainStep, build_step
