@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memplan.errors import MemplanError
 from memplan.record import Check, Estimate, Fit, ParityReport, RungResult, TracedRun, TracedSteps
-from memplan.spec import DeviceSpec, Ladder, RunSpec, StepSpec
+from memplan.spec import DeviceSpec, Ladder, ModelSpec
 from memplan.spec.device import CPU, card
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def climb(
     found = points(ladder, device, simulated=simulated)
     runner.check(ladder, found)
     estimates = {
-        point.run.run_id: None if uncovered(point.run) else estimated(point.run).peak_allocated_bytes
-        for point in found
+        point.run.run_id: None if uncovered(point.run) else estimated(point.run).peak_allocated_bytes for point in found
     }
     folder = open_folder(out, ladder.name, resume=resume, reports=REPORTS)
     unknown = sorted({unknown for point in found if (unknown := uncovered(point.run))})
@@ -131,18 +130,11 @@ def estimated_device(device: str | None, gpu: str | None) -> DeviceSpec:
     return card(gpu or DEFAULT_CARD)
 
 
-def models() -> tuple[Estimate, ...]:
-    """One sample of each built-in model, from which its exact counts can be read."""
-    from memplan.estimate import estimate as estimated
-    from memplan.models.registry import model_spec, names
+def models() -> tuple[tuple[ModelSpec, dict[str, Any]], ...]:
+    """Each built-in model with its published counts: `total`, `trainable` and `embedding`."""
+    from memplan.models.registry import model_spec, names, published_counts
 
-    answers = []
-    for name in names():
-        model = model_spec(name)
-        workload = "vlm" if model.images else "lm"
-        step = StepSpec(batch=1, seq=model.seq, images=model.images, workload=workload, precision=model.precision)
-        answers.append(estimated(RunSpec(model=model, step=step, device=card(DEFAULT_CARD))))
-    return tuple(answers)
+    return tuple((model_spec(name), published_counts(name)) for name in names())
 
 
 def doctor() -> tuple[Check, ...]:

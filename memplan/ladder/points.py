@@ -96,6 +96,8 @@ def _step(
     if rung.loss_chunks is not None:
         kind = loss.partition(":")[0]
         loss = f"{'chunked' if kind == 'full' else kind}:{rung.loss_chunks}"
+    if not (rung.seq or ladder.seq or model.seq):
+        raise MemplanError(f"{model.name} has no usual length of a sequence.", "Type --seq 128.")
     images = model.images if ladder.images is None else ladder.images
     if ladder.workload == "lm":
         images = 0

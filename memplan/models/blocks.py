@@ -35,12 +35,8 @@ def find_blocks(model: nn.Module, paths: str = "") -> dict[str, nn.Module]:
     named = tuple(paths.split("+")) if paths else own or block_paths(model)
     blocks: dict[str, nn.Module] = {}
     for path in named:
-        try:
-            container = model.get_submodule(path)
-        except AttributeError:
-            raise MemplanError(
-                f"{type(model).__name__} has no module {path!r}.", f"Its blocks are at {block_paths(model)[0]}."
-            ) from None
+        path = full_path(model, path)
+        container = model.get_submodule(path)
         children = dict(container.named_children())
         if not isinstance(container, nn.ModuleList | nn.Sequential) or not children:
             raise MemplanError(
@@ -48,3 +44,17 @@ def find_blocks(model: nn.Module, paths: str = "") -> dict[str, nn.Module]:
             )
         blocks |= {f"{path}.{name}": child for name, child in children.items()}
     return blocks
+
+
+def full_path(model: nn.Module, path: str) -> str:
+    """The path from `model` that `path` means, which may start below the child that is somebody else's module.
+    MemplanError where there is no such module."""
+    inner = model.inner if isinstance(model, Trainable) else ""
+    for full in (path, f"{inner}.{path}" if inner else path):
+        try:
+            model.get_submodule(full)
+        except AttributeError:
+            continue
+        return full
+    known = block_paths(model)[0].removeprefix(f"{inner}." if inner else "")
+    raise MemplanError(f"{type(model).__name__} has no module {path!r}.", f"Its blocks are at {known}.")

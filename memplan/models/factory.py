@@ -11,8 +11,10 @@ from memplan.models.batch import Batch
 from memplan.models.cache import KVCache
 from memplan.models.decoder import Decoder
 from memplan.models.head import Head
+from memplan.models.hf_modules import HfModel
 from memplan.models.molmo2 import Molmo2
 from memplan.models.trainable import Trainable
+from memplan.models.user_module import UserModel
 from memplan.spec.model import Component, ModelSpec
 
 INIT_STD = 0.02
@@ -44,9 +46,12 @@ class LanguageModel(Trainable):
 
 def build_model(
     spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0
-) -> LanguageModel | Molmo2:
+) -> LanguageModel | Molmo2 | HfModel | UserModel:
     """The module of `spec` on torch's default device and in its default dtype, randomly initialised, its frozen
     components without gradients."""
+    if spec.impl != "memplan":
+        other = HfModel if spec.impl == "hf" else UserModel
+        return other(spec, attention=attention, norm=norm, dropout=dropout)
     kind = LanguageModel if spec.vision is None else Molmo2
     model = kind(spec, attention=attention, norm=norm, dropout=dropout)
     for name, parameter in model.named_parameters():

@@ -18,6 +18,10 @@ class Trainable(nn.Module):
     """Paths of the lists of blocks that checkpointing treats; empty where its structure tells."""
     shares_kv: bool = False
     """Whether blocks leave keys and values to later blocks."""
+    inner: str = ""
+    """Name of the child that is somebody else's module: the paths that its owner knows start below it."""
+    vocab: int | None = None
+    """Tokens that the module knows, where its spec does not say."""
 
     on_cache: Callable[[KVCache], None] | None = None
     """Who hears of the cache of a prefix and its suffix when both are encoded; nobody unless `verify` does."""

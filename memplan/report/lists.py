@@ -1,12 +1,14 @@
 """The short tables: models, what a machine has, parity reports."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from memplan.record import Check, Estimate, ParityReport
+from memplan.record import Check, ParityReport
 from memplan.report.table import Column, Table
+from memplan.spec import ModelSpec
 
 
-def models_table(answers: Sequence[Estimate]) -> Table:
+def models_table(models: Sequence[tuple[ModelSpec, dict[str, Any]]]) -> Table:
     """Each built-in model with its exact counts, its usual set-up, and where the facts come from."""
     columns = (
         Column(key="model", header="model", align="left"),
@@ -20,16 +22,16 @@ def models_table(answers: Sequence[Estimate]) -> Table:
     )
     rows = tuple(
         (
-            answer.run.model.name,
-            answer.params_total,
-            answer.params_trainable,
-            answer.params_embedding,
-            answer.run.model.seq,
-            answer.run.model.precision,
-            answer.run.model.images or None,
-            answer.run.model.source,
+            model.name,
+            counts["total"],
+            counts["trainable"],
+            counts["embedding"],
+            model.seq,
+            model.precision,
+            model.images or None,
+            model.source,
         )
-        for answer in answers
+        for model, counts in models
     )
     return Table(columns=columns, rows=rows)
 
