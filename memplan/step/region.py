@@ -40,6 +40,8 @@ class Region:
         """Contexts of a policy, such as that of selective checkpointing, made anew for each call; None for none."""
         self.watch: Watch | None = None
         """Who looks on, made anew for each call; nobody unless `verify` does."""
+        self.compiled: Callable[..., Any] | None = None
+        """The function, checkpointed under its policy and compiled with it, where nobody can look on; None elsewhere."""
         self.num_checkpointed = 0
         """Calls that entered checkpointing so far."""
         self.num_calls = 0
@@ -49,6 +51,8 @@ class Region:
         if not self.engages():
             return self.run(*args, **kwargs)
         self.num_checkpointed += 1
+        if self.compiled is not None:
+            return self.compiled(*args, **kwargs)
         return checkpoint(
             self.run,
             *args,

@@ -70,12 +70,15 @@ class Policy:
         """`SAVE`, `RECOMPUTE` or `ALTERNATE`.
 
         Never kept, whatever the policy: a result that shares the memory of an input (a view costs nothing, and what is
-        written in place changes), and attention that drops, since random numbers that are drawn in forward alone leave
-        others to the ops behind it.
+        written in place changes), and what draws random numbers, since drawing in forward alone would leave others to
+        the ops behind it.
         """
+        role = self.wish(op)
+        return RECOMPUTE if role != RECOMPUTE and (shares_memory(op) or draws(op, args, kwargs)) else role
+
+    def wish(self, op: Any) -> str:
+        """The role that the policy gives to `op`, whatever its results."""
         name = op_name(op)
-        if shares_memory(op) or draws(op, args, kwargs or {}):
-            return RECOMPUTE
         if self.kept is not None:
             return SAVE if self.kept.fullmatch(name) else RECOMPUTE
         if name in PRODUCTS:
@@ -96,11 +99,14 @@ def shares_memory(op: Any) -> bool:
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
-def draws(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of an attention kernel drops, and so draws random numbers."""
+def draws(op: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> bool:
+    """Whether a call of `op` draws random numbers: an attention kernel where it drops."""
     schema = getattr(op, "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
-    return any(value > 0 for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items() if name == "dropout_p")
+    if "dropout_p" in names:
+        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        return bool(given.get("dropout_p", 0.0) > 0)
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
 def is_collective(op: Any) -> bool:
@@ -131,6 +137,8 @@ def check_name(name: str) -> None:
     own = [op for op in (getattr(packet, overload) for overload in packet.overloads()) if not shares_memory(op)]
     if not own:
         raise MemplanError(f"{name} makes no result of its own that could be kept.", "Name the op behind it.")
+    if all(draws(op) for op in own):
+        raise MemplanError(f"{name} draws random numbers and has to draw them again.", "Keep what is dear: mm+sdpa.")
     if all(made_of_others(op) for op in own):
         parts = [other for other in (f"_{name}", f"native_{name}", f"_fused_{name}") if hasattr(torch.ops.aten, other)]
         raise MemplanError(
