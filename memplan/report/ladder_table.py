@@ -54,10 +54,19 @@ def ladder_table(rows: Sequence[RungResult], footer: Sequence[str] = ()) -> Tabl
     """One line a rung; failures say below why."""
     gates = sorted({(row.gate_bytes, row.gate_on) for row in rows if row.gate_bytes is not None})
     lines = [f"gate {format_bytes(size)} on {what} bytes, first step included" for size, what in gates]
-    lines += [f"{row.rung}: {row.status}: {row.error}" for row in rows if row.error]
-    lines += [f"{row.rung}: {row.environment['note']}" for row in rows if row.environment.get("note")]
+    lines += [f"{label(row, rows)}: {row.status}: {row.error}" for row in rows if row.error]
+    lines += [f"{label(row, rows)}: {row.environment['note']}" for row in rows if row.environment.get("note")]
     lines += findings(rows)
     return Table(columns=COLUMNS, rows=tuple(_values(row, rows) for row in rows), footer=(*lines, *footer))
+
+
+def label(row: RungResult, rows: Sequence[RungResult]) -> str:
+    """Name of the rung, with the model and the loss where those of `rows` differ."""
+    words = [row.model] if len({other.model for other in rows}) > 1 else []
+    words.append(row.rung)
+    if len({other.step.get("loss") for other in rows}) > 1:
+        words.append(f"loss {row.step['loss']}")
+    return " ".join(words)
 
 
 def agreement_table(found: Agreement, footer: Sequence[str] = ()) -> Table:
