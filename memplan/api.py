@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memplan.analysis import Agreement
     from memplan.analysis.published import PublishedPair
     from memplan.ladder.runner import Climb, Note
+    from memplan.record.explain import BlockPolicy
 
 REPORTS = Path("reports")
 """Where climbs without `--out` go, below the current folder."""
@@ -97,6 +98,18 @@ def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit, int]:
     run = found[0].run
     answer = simulate(run)
     return answer, traced_fit(answer.steps, question.gate_bytes), kept_per_sample(run)
+
+
+def explain(question: Ladder, device: DeviceSpec) -> "BlockPolicy":
+    """What the checkpoint mode of the one rung of `question` does with each op of a block."""
+    from memplan.ladder.points import points
+
+    found = points(question, device)
+    if len(found) > 1:
+        raise MemplanError("explain answers for one rung and mode at a time.", "Type one --ckpt.")
+    from memplan.backends.explain import explain as explained
+
+    return explained(found[0].run)
 
 
 def trace_entry(entry: str, device: DeviceSpec, gate_bytes: int | None) -> tuple[TracedSteps, Fit]:

@@ -162,6 +162,33 @@ def trace(
 
 
 @app.command()
+@options(RUNG, STEP)
+def explain(
+    what: Annotated[str, typer.Argument(help="checkpoint.", metavar="WHAT")],
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, for the host's own ops.")] = None,
+    output: Output = "table",
+    **step: Any,
+) -> None:
+    """Say what checkpointing does with each op of a block: kept, run again or every second call, bytes and FLOPs."""
+    from memplan.report.estimate_page import assumptions
+    from memplan.report.explain_table import explain_table
+    from memplan.report.render import check_form, render, wants_rich
+
+    check_form(output)
+    if what != "checkpoint":
+        raise MemplanError(f"There is nothing to explain called {what!r}.", "Type memplan explain checkpoint.")
+    rung, given = _rung_and_given(step)
+    question = _one_rung(rung, {"ckpt": "selective"} | given, name="explain")
+    answer = api.explain(question, api.estimated_device(device, gpu))
+    _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
+    if output in ("json", "jsonl"):
+        _print_json([answer.to_dict()], lines=output == "jsonl", single=True)
+    else:
+        _print(render(explain_table(answer), output, rich=wants_rich()))
+
+
+@app.command()
 def models(output: Output = "table") -> None:
     """List the built-in models: exact parameter counts, usual set-up, where the facts come from."""
     from memplan.report.lists import models_table
@@ -184,13 +211,13 @@ def doctor(output: Output = "table") -> None:
 def verify(
     rungs: Annotated[
         str, typer.Argument(help="Variants to hold against the plain step.", metavar="RUNGS")
-    ] = "B4c1@full,B4c1@every:2,B4c2@none,B4c4@full,B4c1l4@none,B4c2l4@full",
+    ] = "B4c1@full,B4c1@every:2,B4c1@first:2,B4c1@selective,B4c1@submodule,B4c1@offload,B4c2@none,B4c4@full,B4c2l4@full",
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda.")] = None,
     output: Output = "table",
     **step: Any,
 ) -> None:
     """Prove that chunks, checkpointing and chunked losses leave the loss and every gradient alone."""
-    from memplan.report.lists import parity_table
+    from memplan.report.parity_table import parity_table
     from memplan.report.render import check_form, render, wants_rich
 
     check_form(output)

@@ -25,6 +25,7 @@ SURFACE = {
     "ladder": {"RUNGS", "--model"} | STEP | CLIMB | OUT,
     "estimate": ASKED | {"--method"} | STEP | OUT,
     "trace": ASKED | {"--plot", "--entry"} | STEP | OUT,
+    "explain": {"WHAT"} | ASKED - {"--gate"} | STEP | OUT,
     "models": OUT,
     "doctor": OUT,
     "verify": {"RUNGS", "--model", "--device"} | STEP | OUT,
@@ -187,7 +188,10 @@ def _drop_a_chunk(whole: Any) -> Any:
     def accumulate(self: Any, *arguments: Any) -> Any:
         chunk_loss, left = self.chunk_loss, iter([1.0] + [0.0] * (self.run.step.chunks - 1))
         self.chunk_loss = lambda *parts: chunk_loss(*parts) * next(left)
-        return whole(self, *arguments)
+        try:
+            return whole(self, *arguments)
+        finally:
+            self.chunk_loss = chunk_loss
 
     return accumulate
 
