@@ -57,28 +57,30 @@ class RecomputeDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """A tensor from outside of a recomputed region that is written in place where the recomputation reads or writes it
-    once more."""
+    """A tensor from outside of a recomputed region that is written in place before the recomputation, which reads it, or
+    writes it, once more."""
 
     region: str
-    """Path of the module that runs again."""
+    """Path of the module that runs again, or `loss`."""
     tensor: str
-    """Name of the parameter or buffer, or else shape and dtype."""
+    """Name of the parameter or buffer, where it is one, shape and dtype."""
     reader: str
-    """Op and module that read it again; empty where the region itself writes it."""
+    """Op and module that read it; empty where the region only writes it."""
     writer: str
     """Op and module that write it, as far as they were seen."""
+    inside: bool
+    """Whether the region itself writes it."""
 
     def __str__(self) -> str:
+        reader = f"{self.reader} reads {self.tensor}"
+        keep = "keep the value from before the write, or move the write out of the region"
+        if not self.inside:
+            return f"{self.region}: {reader}, which {self.writer} writes before it is read again; {keep}"
         if not self.reader:
             return (
-                f"{self.region}: {self.tensor} is written inside by {self.writer}, and would be again; "
-                "move the write out of the region"
+                f"{self.region}: {self.writer} writes {self.tensor}, and would again; move the write out of the region"
             )
-        return (
-            f"{self.region}: {self.reader} reads {self.tensor} again after {self.writer} has written it; "
-            "keep the value from before the write, or move the write out of the region"
-        )
+        return f"{self.region}: {reader}, and {self.writer} writes it, which would happen twice; {keep}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

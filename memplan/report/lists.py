@@ -1,9 +1,9 @@
-"""The short tables: models, what a machine has, parity reports."""
+"""The short tables: models, what a machine has."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from memplan.record import Check, ParityReport
+from memplan.record import Check
 from memplan.report.table import Column, Table
 from memplan.spec import ModelSpec
 
@@ -47,36 +47,6 @@ def doctor_table(checks: Sequence[Check]) -> Table:
     return Table(
         columns=columns, rows=tuple((item.name, item.status, item.found, item.advice or None) for item in checks)
     )
-
-
-def parity_table(reports: Sequence[ParityReport]) -> Table:
-    """Each variant with its verdict; the worst tensors of those that differ stand below."""
-    columns = (
-        Column(key="variant", header="variant", align="left"),
-        Column(key="num_tensors", header="tensors"),
-        Column(key="num_differences", header="differ"),
-        Column(key="tolerance", header="tolerance", text=lambda value: f"{value:g}" if value else "bitwise"),
-        Column(key="why", header="why", align="left"),
-        Column(key="verdict", header="verdict", align="left"),
-    )
-    rows = tuple(
-        (
-            report.variant,
-            report.num_tensors,
-            len(report.differences),
-            report.tolerance,
-            report.why,
-            "same" if report.same else "differs",
-        )
-        for report in reports
-    )
-    footer = tuple(
-        f"{report.variant}: {worst.name} {list(worst.shape)} is off by {worst.max_abs:.3g}, "
-        f"{worst.max_rel:.3g} of its largest value"
-        for report in reports
-        for worst in report.differences[:3]
-    )
-    return Table(columns=columns, rows=rows, footer=footer)
 
 
 def _thousands(value: int) -> str:

@@ -1,4 +1,5 @@
-"""Is the variant the plain step? The same weights and batch through both; loss and every gradient compared."""
+"""Is the variant the plain step? The same weights, batch and random numbers through both; loss, every gradient, buffers
+and caches compared, and inside the variant every recomputed tensor with its original."""
 
 import dataclasses
 import math
@@ -10,6 +11,9 @@ from memplan.record.parity import ParityReport, TensorDifference
 from memplan.spec.run import RunSpec
 from memplan.spec.rung import Rung
 from memplan.step.builder import TrainStep, build_step
+from memplan.step.observe import observe
+from memplan.step.outcome import is_state, outcome, twin
+from memplan.step.results import same_bits
 
 SUM_ORDER_TOLERANCE = {"fp32": 2e-5, "bf16": 2**-7, "bf16-mixed": 2**-7}
 """Largest difference between two orders of one sum, over the sum's largest part.
@@ -24,58 +28,87 @@ ROUNDINGS = 3
 
 
 def plain(run: RunSpec) -> RunSpec:
-    """`run` with no lever pulled: one chunk, no checkpointing, the loss whole."""
-    return dataclasses.replace(run, step=dataclasses.replace(run.step, chunks=1, ckpt="none", loss="full"))
+    """`run` with no lever pulled: one chunk, no checkpointing, the loss whole, nothing compiled.
+
+    With dropout, chunks and compilation stay as they are: each chunk draws a mask of its own, and compiled code draws
+    in another way.
+    """
+    step = run.step
+    drops = step.dropout > 0
+    chunks, compile = (step.chunks, step.compile) if drops else (1, "off")
+    return dataclasses.replace(
+        run, step=dataclasses.replace(step, chunks=chunks, ckpt="none", loss="full", compile=compile)
+    )
 
 
 def compare(run: RunSpec, device: torch.device, seed: int = 0) -> ParityReport:
-    """Loss and gradients of `run` against those of the plain step: bitwise when both add in the same order."""
+    """`run` against the plain step from the same state, bitwise when both add in the same order, and what it recomputes
+    against its originals, always bitwise."""
     return compare_steps(build_step(plain(run), device, seed), build_step(run, device, seed))
 
 
 def compare_steps(reference: TrainStep, variant: TrainStep) -> ParityReport:
     """The report on two steps that were built from the same seed."""
     step = variant.run.step
-    same_order = step.chunks == 1 and step.loss_kind == "full"
-    tolerance = 0.0 if same_order else SUM_ORDER_TOLERANCE[step.precision]
-    expected, found = outcome(reference), outcome(variant)
-    own = {} if same_order else roundings(reference, expected)
+    why = other_order(reference.run, variant.run)
+    tolerance = SUM_ORDER_TOLERANCE[step.precision] if why else 0.0
+    expected = outcome(reference)
+    seen = observe(variant)
+    found = seen.outcome
+    own = roundings(reference, expected) if why else {}
     differences = []
-    for name, value in expected.items():
-        difference = tensor_difference(name, value, found.get(name), largest_of(name, expected))
+    for name, value in expected.items() if found else ():
+        other = found.get(name)
+        if is_state(name) and other is not None and other.shape == value.shape and same_bits(value, other):
+            continue
+        difference = tensor_difference(name, value, other, largest_of(name, expected))
         allowed = tolerance + ROUNDINGS * own.get(name, 0.0)
         if not difference.max_rel <= allowed or math.isinf(difference.max_rel):
             differences.append(difference)
     extra = [tensor_difference(name, value, None, 0.0) for name, value in found.items() if name not in expected]
+    held = held_fixed(reference.run)
     return ParityReport(
         variant=variant_name(variant.run),
         tolerance=tolerance,
-        why="same order of sums: bitwise" if same_order else f"chunks change the order of {step.precision} sums",
+        why=(why or "same order of sums: bitwise") + (f"; {held}" if held else ""),
         num_tensors=len(expected.keys() | found.keys()),
         differences=tuple(sorted(differences + extra, key=lambda difference: -difference.max_rel)),
+        num_recomputed=seen.num_recomputed,
+        recomputed=seen.recomputed,
+        mutations=seen.mutations,
+        faults=seen.faults,
+        num_entered=seen.num_entered,
+        num_runs=seen.num_runs,
+        note=seen.note,
     )
 
 
-def outcome(step: TrainStep) -> dict[str, Tensor]:
-    """Loss and gradients by name, after one accumulation from no gradients."""
-    step.optimizer.zero_grad(set_to_none=True)
-    loss = step.accumulate()
-    grads = {name: param.grad for name, param in step.model.named_parameters() if param.grad is not None}
-    return {"loss": loss} | grads
+def other_order(reference: RunSpec, variant: RunSpec) -> str:
+    """Why the two steps add in different orders, or empty where they do not."""
+    causes = [] if variant.step.chunks == reference.step.chunks else ["chunks"]
+    causes += [] if variant.step.loss_kind == "full" else [f"the loss {variant.step.loss_kind}"]
+    causes += [] if variant.step.compile == "off" else ["compiled code"]
+    if not causes:
+        return ""
+    return f"another order of {variant.step.precision} sums by {' and '.join(causes)}"
+
+
+def held_fixed(reference: RunSpec) -> str:
+    """What the plain step shares with its variant beyond weights and batch, in words, or empty."""
+    step = reference.step
+    parts = [f"{step.chunks} chunks"] if step.chunks > 1 else []
+    parts += ["compiled"] if step.compile == "on" else []
+    return " and ".join(parts) + " in both, for the same dropout" if parts else ""
 
 
 def roundings(reference: TrainStep, expected: dict[str, Tensor]) -> dict[str, float]:
     """How far each of `reference`'s tensors is from the same step in fp32, as `max_rel`; nothing for an fp32 step."""
-    run = reference.run
-    if run.step.precision == "fp32":
+    if reference.run.step.precision == "fp32":
         return {}
-    in_fp32 = dataclasses.replace(run, step=dataclasses.replace(run.step, precision="fp32"))
-    model = build_step(in_fp32, reference.batch.tokens.device).model
-    model.load_state_dict(reference.model.state_dict())
-    exact = TrainStep(in_fp32, model, reference.batch)
+    exact = outcome(twin(reference, precision="fp32"))
     return {
         name: tensor_difference(name, expected[name], value, largest_of(name, expected)).max_rel
-        for name, value in outcome(exact).items()
+        for name, value in exact.items()
     }
 
 

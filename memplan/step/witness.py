@@ -1,245 +1,256 @@
-"""Who looks on while regions run and run again: each recomputed result beside its original, and writes in between.
+"""Looks on while regions run and run again: is every tensor that is made again the one that was made before?"""
 
-In forward every op's results are kept, whatever that costs; in the recomputation each op is compared with the one that
-stood in its place. The first difference is named. A tensor from outside of a region that is written in place, inside it
-or before it runs again, is named with who reads and who writes it.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memplan.record.parity import Mutation, RecomputeDifference
+from memplan.step.mutation import Outside, written
 from memplan.step.region import Contexts, Region
+from memplan.step.results import Result, largest_difference, op_name, results, same_bits
 
-SILENT = {torch.ops.prim.device.default, torch.ops.aten.detach.default}
-"""Ops that make nothing; the checkpoint machinery calls the second when it pleases."""
+aten = torch.ops.aten
+UNCOUNTED = {aten.detach.default, aten._to_copy.default}
+"""Ops whose number may differ between the two runs: checkpointing detaches what it saves, and autocast casts a weight
+once for all regions in forward, and once more in each recomputation. What is made of their results is compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+@dataclass(slots=True)
+class Original:
     """One op of a region's forward."""
 
     op: str
     module: str
-    results: tuple[Tensor, ...]
-    versions: tuple[int, ...]
+    results: list[Result]
 
 
-@dataclass(slots=True)
-class Call:
-    """One call of a region: what its forward did, and how far its recomputation came."""
+class Running:
+    """The module that runs now, by its path in `model`."""
 
-    region: str
-    ops: list[Seen] = field(default_factory=list)
-    made: dict[int, Any] = field(default_factory=dict)
-    """Storages made inside, by address, held so that no address is given out twice."""
-    again: dict[int, Any] = field(default_factory=dict)
-    """Those made by the recomputation."""
-    position: int = 0
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(module): path for path, module in model.named_modules()}
+        self._stack: list[str] = []
+
+    @property
+    def path(self) -> str:
+        """Path of the innermost module, or empty outside of all."""
+        return self._stack[-1] if self._stack else ""
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Hears of every module that begins and ends."""
+        with ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(self._begin).remove)
+            stack.callback(register_module_forward_hook(self._end, always_call=True).remove)
+            yield
+
+    @contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """`path` runs, whoever begins and never ends inside of it."""
+        depth = len(self._stack)
+        self._stack.append(path)
+        try:
+            yield
+        finally:
+            del self._stack[depth:]
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._stack.append(self._names.get(id(module), type(module).__name__))
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
 
 
 class Witness:
-    """Looks on at `regions` of a model while it is entered; what it found stays."""
+    """Looks on at one step of `model`: `with Witness(model) as witness`, each region's `watch` being the witness.
 
-    def __init__(self, model: nn.Module, regions: list[Region]) -> None:
+    Of every op of a region it keeps what it made, more than plain training would keep, until the recomputation has made
+    it again. Fake tensors have no values: of them ops, shapes and dtypes are compared.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.running = Running(model)
+        """The module that runs."""
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self.names = {tensor.untyped_storage()._cdata: name for name, tensor in reversed(named)}
+        """Parameters and buffers, by storage."""
         self.num_compared = 0
-        """Results compared with their originals."""
-        self.first: RecomputeDifference | None = None
-        """The first that differs."""
-        self.mutations: dict[tuple[str, str], Mutation] = {}
-        """By region and tensor."""
-        self._regions = regions
-        self._paths = {id(module): path for path, module in model.named_modules()}
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        self._names = {tensor.untyped_storage()._cdata: name for name, tensor in tensors}
-        self._running: list[str] = []
-        self._writers: dict[int, str] = {}
+        """Results of ops that were made again, and compared."""
+        self.pending: list[Call] = []
+        """Calls that have not been recomputed yet."""
+        self._num_calls = 0
+        self._differences: dict[int, RecomputeDifference] = {}
+        self._mutations: dict[Mutation, None] = {}
         self._stack = ExitStack()
 
-    def __enter__(self) -> "Witness":
-        module = nn.modules.module
-        for hook in (
-            module.register_module_forward_pre_hook(lambda one, _: self._enter_module(one)),
-            module.register_module_forward_hook(lambda *_: self._leave_module(), always_call=True),
-        ):
-            self._stack.callback(hook.remove)
-        self._stack.enter_context(Listener(self._note_writes))
-        for region in self._regions:
-            region.watch = self._watch
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for region in self._regions:
-            region.watch = None
-        self._stack.__exit__(*error)
-
-    def _enter_module(self, module: nn.Module) -> None:
-        self._running.append(self._paths.get(id(module), type(module).__name__))
-
-    def _leave_module(self) -> None:
-        if self._running:
-            self._running.pop()
-
-    def _watch(self, region: Region) -> Contexts:
-        call = Call(region.name)
-        return (
-            self._inside(lambda *seen: self._note(call, *seen)),
-            self._inside(lambda *seen: self._compare(call, *seen)),
-        )
-
-    @contextmanager
-    def _inside(self, hear: "Hear") -> Iterator[None]:
-        """`hear` is told of each op; the stack of modules is left as it was, however the region ends."""
-        before = list(self._running)
-        try:
-            with Listener(hear):
-                yield
-        finally:
-            self._running = before
+    @property
+    def first(self) -> RecomputeDifference | None:
+        """The first difference of the first call, in the order of forward, that has one."""
+        return self._differences[min(self._differences)] if self._differences else None
 
     @property
-    def _here(self) -> str:
-        return self._running[-1] if self._running else ""
+    def mutations(self) -> tuple[Mutation, ...]:
+        """What was written in place before a recomputation that reads or writes it."""
+        return tuple(self._mutations)
 
-    def _note(self, call: Call, func: Any, args: list[Any], out: list[Tensor]) -> None:
-        for tensor in written(func, args):
-            self._writes(call, call.made, func, tensor)
-        with _disable_current_modes():
-            results = tuple(kept(tensor) for tensor in out)
-        versions = tuple(version(tensor) for tensor in args if isinstance(tensor, Tensor))
-        call.ops.append(Seen(str(func), self._here, results, versions))
-        hold(call.made, func, args, out)
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self.running.heard())
+        self._stack.enter_context(Writes(self))
+        return self
 
-    def _compare(self, call: Call, func: Any, args: list[Any], out: list[Tensor]) -> None:
-        position, call.position = call.position, call.position + 1
-        for tensor in written(func, args):
-            self._writes(call, call.again, func, tensor)
-        seen = call.ops[position] if position < len(call.ops) else None
-        if seen is not None and seen.op == str(func):
-            self._reads(call, seen, func, args)
-        hold(call.again, func, args, out)
-        self.num_compared += len(out)
-        if self.first is None:
-            with _disable_current_modes():
-                self.first = difference(call.region, position, seen, str(func), self._here, out)
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        self._stack.__exit__(kind, *error)
+        for call in self.pending if kind is not None else ():
+            self.report(call)
+        self.pending.clear()
 
-    def _writes(self, call: Call, made: dict[int, Any], func: Any, tensor: Tensor) -> None:
-        if tensor.untyped_storage()._cdata not in made:
-            name = self._name(tensor)
-            mutation = Mutation(region=call.region, tensor=name, reader="", writer=self._said(func))
-            self.mutations.setdefault((call.region, name), mutation)
+    def __call__(self, region: Region) -> Contexts:
+        """Contexts for one call of `region` and its recomputation."""
+        self._num_calls += 1
+        call = Call(self, region.name, self._num_calls)
+        return call.forward(), call.again()
 
-    def _reads(self, call: Call, seen: Seen, func: Any, args: list[Any]) -> None:
-        tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
-        for tensor, before in zip(tensors, seen.versions, strict=False):
-            address = tensor.untyped_storage()._cdata
-            if address in call.again or version(tensor) == before:
-                continue
-            writer = self._writers.get(address, "an op that was not seen")
-            name = self._name(tensor)
-            mutation = Mutation(region=call.region, tensor=name, reader=self._said(func), writer=writer)
-            self.mutations.setdefault((call.region, name), mutation)
+    def report(self, call: "Call") -> None:
+        """Takes down what was written before the recomputation of `call`."""
+        self._mutations |= dict.fromkeys(call.outside.mutations(call.region))
 
-    def _note_writes(self, func: Any, args: list[Any], out: list[Tensor]) -> None:
-        for tensor in written(func, args):
-            self._writers[tensor.untyped_storage()._cdata] = self._said(func)
-
-    def _said(self, func: Any) -> str:
-        return f"{func} of {self._here}" if self._here else str(func)
-
-    def _name(self, tensor: Tensor) -> str:
-        described = f"a tensor {list(tensor.shape)} {str(tensor.dtype)[6:]}"
-        return self._names.get(tensor.untyped_storage()._cdata, described)
+    def differs(self, call: "Call", difference: RecomputeDifference) -> None:
+        """Takes down the first difference of `call`."""
+        self._differences.setdefault(call.number, difference)
 
 
-Hear = Callable[[Any, list[Any], list[Tensor]], None]
+class Call:
+    """One call of a region: what its ops made, and what they make again."""
+
+    def __init__(self, witness: Witness, region: str, number: int) -> None:
+        self.witness = witness
+        self.region = region
+        self.number = number
+        self.outside = Outside(witness.names)
+        self.runs = False
+        """Whether its forward runs now."""
+        self._originals: list[Original] = []
+        self._position = 0
+        self._done = False
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """The forward is recorded."""
+        self.witness.pending.append(self)
+        self.runs = True
+        with self.witness.running.inside(self.region), Recording(self):
+            yield
+        self.runs = False
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """The recomputation is compared with it."""
+        if self in self.witness.pending:
+            self.witness.pending.remove(self)
+            self.witness.report(self)
+        try:
+            with self.witness.running.inside(self.region), Comparing(self):
+                yield
+        finally:
+            self._done = True
+            self._originals.clear()
+
+    def record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """An op of forward has run."""
+        module = self.witness.running.path
+        self.outside.see(func, args, kwargs, out, f"{op_name(func)} in {module}")
+        if func not in UNCOUNTED:
+            self._originals.append(Original(op_name(func), module, results(func, out)))
+
+    def compare(self, func: Any, out: Any) -> None:
+        """An op of the recomputation has run; after the first difference the others are left alone."""
+        if self._done or func in UNCOUNTED:
+            return
+        op, made = op_name(func), results(func, out, copies=False)
+        ended = self._position >= len(self._originals)
+        original = Original("", self.witness.running.path, []) if ended else self._originals[self._position]
+        if op != original.op or len(made) != len(original.results):
+            self._differ(original, op, made[:1], original.results[:1], None)
+            return
+        for before, after in zip(original.results, made, strict=True):
+            self.witness.num_compared += 1
+            if (before.shape, before.dtype) != (after.shape, after.dtype):
+                self._differ(original, op, [after], [before], None)
+                return
+            if before.values is not None and after.values is not None and not same_bits(before.values, after.values):
+                self._differ(original, op, [after], [before], largest_difference(before.values, after.values))
+                return
+        original.results.clear()
+        self._position += 1
+
+    def _differ(
+        self, original: Original, op: str, after: list[Result], before: list[Result], max_abs: float | None
+    ) -> None:
+        nothing = Result((), "", None)
+        was, now = (before or [nothing])[0], (after or [nothing])[0]
+        self._done = True
+        self.witness.differs(
+            self,
+            RecomputeDifference(
+                region=self.region,
+                module=original.module,
+                position=self._position,
+                op=original.op,
+                op_again=op,
+                shape=was.shape,
+                shape_again=now.shape,
+                dtype=was.dtype,
+                dtype_again=now.dtype,
+                max_abs=max_abs,
+            ),
+        )
 
 
-class Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells `hear` of each op that has run: the op, its arguments one by one, its results."""
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hears the ops of a region's forward."""
 
-    def __init__(self, hear: Hear) -> None:
+    supports_higher_order_operators = True
+
+    def __init__(self, call: Call) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._hear = hear
+        self.call = call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func not in SILENT:
-            results = [tensor for tensor in tree_leaves(out) if isinstance(tensor, Tensor)]
-            self._hear(func, tree_leaves((args, kwargs or {})), results)
+        with torch._C._DisableTorchDispatch():
+            self.call.record(func, args, kwargs or {}, out)
         return out
 
 
-def written(func: Any, args: list[Any]) -> list[Tensor]:
-    """Tensors that an op writes in place: the first ones of its arguments, as its schema says."""
-    if not func._schema.is_mutable:
-        return []
-    marks = [argument.alias_info is not None and argument.alias_info.is_write for argument in func._schema.arguments]
-    return [value for value, mark in zip(args, marks, strict=False) if mark and isinstance(value, Tensor)]
+class Comparing(Recording):  # type: ignore[no-untyped-call]
+    """Hears the ops of its recomputation. It stands innermost, so that what a selective policy hands out passes it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        with torch._C._DisableTorchDispatch():
+            self.call.compare(func, out)
+        return out
 
 
-def hold(made: dict[int, Any], func: Any, args: list[Any], out: list[Tensor]) -> None:
-    """Notes the storages of results as made here, unless they are an argument's, as views are."""
-    given = {tensor.untyped_storage()._cdata for tensor in args if isinstance(tensor, Tensor)}
-    for tensor in out:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in given:
-            made[storage._cdata] = storage
+class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hears the ops that write in place, in regions and between them."""
 
+    supports_higher_order_operators = True
 
-def version(tensor: Tensor) -> int:
-    """How often `tensor` was written in place; 0 where nobody counts."""
-    return 0 if tensor.is_inference() else tensor._version
+    def __init__(self, witness: Witness) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.witness = witness
 
-
-def kept(tensor: Tensor) -> Tensor:
-    """The values of `tensor` as they are now; a fake one's metadata."""
-    detached = tensor.detach()
-    return detached if is_fake(tensor) else detached.clone()
-
-
-def is_fake(tensor: Tensor) -> bool:
-    """Whether `tensor` has no values."""
-    return type(tensor).__name__ == "FakeTensor" or tensor.device.type == "meta"
-
-
-def difference(
-    region: str, position: int, seen: Seen | None, op: str, module: str, out: list[Tensor]
-) -> RecomputeDifference | None:
-    """How the results `out` of `op` differ from those of the op that was seen in its place; None where they do not."""
-
-    def found(was: Tensor | None, now: Tensor | None, max_abs: float | None = None) -> RecomputeDifference:
-        return RecomputeDifference(
-            region=region,
-            module=module,
-            position=position,
-            op="" if seen is None else seen.op,
-            op_again=op,
-            shape=() if was is None else tuple(was.shape),
-            shape_again=() if now is None else tuple(now.shape),
-            dtype="" if was is None else str(was.dtype)[6:],
-            dtype_again="" if now is None else str(now.dtype)[6:],
-            max_abs=max_abs,
-        )
-
-    if seen is None or seen.op != op or len(seen.results) != len(out):
-        was = seen.results[0] if seen is not None and seen.results else None
-        return found(was, out[0] if out else None)
-    for was, now in zip(seen.results, out, strict=True):
-        if was.shape != now.shape or was.dtype != now.dtype:
-            return found(was, now)
-        if not is_fake(now) and not same_bits(was, now):
-            return found(was, now, float((was.double() - now.double()).abs().max()))
-    return None
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same values, NaN where the other has NaN."""
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in written(func, args, kwargs or {}):
+            where = f"{op_name(func)} in {self.witness.running.path or 'the step'}"
+            for call in self.witness.pending:
+                call.outside.write(tensor, where, inside=call.runs)
+        return func(*args, **(kwargs or {}))
