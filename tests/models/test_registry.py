@@ -1,5 +1,7 @@
 """The built-in facts: complete, sourced, free of torch, and equal to what is built from them."""
 
+import copy
+import json
 import subprocess
 import sys
 import tomllib
@@ -10,18 +12,22 @@ import torch
 from memplan.errors import MemplanError
 from memplan.models import registry
 from memplan.models.factory import build_model
+from memplan.models.hf_modules import HfModel
 from memplan.spec.step import PRECISIONS
 
 
 def counts_of(name: str) -> dict[str, int]:
     """Total, trainable and token-embedding parameters of the module built on the meta device."""
+    if registry.model_spec(name).impl == "hf":
+        pytest.importorskip("transformers")
     with torch.device("meta"):
         model = build_model(registry.model_spec(name))
     parameters = list(model.parameters())
+    embedding = model.model.get_input_embeddings() if isinstance(model, HfModel) else model.decoder.embedding
     return {
         "total": sum(p.numel() for p in parameters),
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-        "embedding": sum(p.numel() for p in model.decoder.embedding.parameters()),
+        "embedding": sum(p.numel() for p in embedding.parameters()),
     }
 
 
@@ -36,7 +42,7 @@ def test_a_wrong_fact_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     published = registry.published_counts("smollm2-135m")
     right = registry._facts("smollm2-135m")
     right["decoder"]["ffn"] += 1
-    monkeypatch.setattr(registry, "_facts", lambda name: right)
+    monkeypatch.setattr(registry, "_facts", lambda name: copy.deepcopy(right))
     assert counts_of("smollm2-135m")["total"] != published["total"]
 
 
@@ -59,6 +65,25 @@ def test_molmo2_forms() -> None:
     assert exported.frozen == ()
     assert trainer.vision == exported.vision
     assert trainer.connector == exported.connector
+
+
+def test_a_users_module_is_named_and_not_loaded() -> None:
+    spec = registry.model_spec("nowhere.to_be_found:make")
+    assert (spec.impl, spec.config, spec.name) == ("user", "nowhere.to_be_found:make", "nowhere.to_be_found:make")
+    assert (spec.seq, spec.decoder.vocab, spec.decoder.num_layers) == (0, 0, 0)
+
+
+def test_transformers_facts_agree_with_the_specs() -> None:
+    for name in ("tiny-hybrid", "qwen3.5-0.8b"):
+        spec = registry.model_spec(name)
+        assert spec.impl == "hf"
+        config, decoder = json.loads(spec.config), spec.decoder
+        assert decoder.num_layers == config["num_hidden_layers"]
+        assert (decoder.hidden, decoder.ffn) == (config["hidden_size"], config["intermediate_size"])
+        assert (decoder.vocab, decoder.max_positions) == (config["vocab_size"], config["max_position_embeddings"])
+        assert (decoder.num_heads, decoder.num_kv_heads) == (
+            config["num_attention_heads"], config["num_key_value_heads"]
+        )  # fmt: skip
 
 
 def test_unknown_name_lists_near_ones() -> None:

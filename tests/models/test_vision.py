@@ -191,7 +191,7 @@ def test_built_in_any_dtype_and_on_meta(name: str) -> None:
 def test_every_trainable_parameter_gets_a_gradient(name: str) -> None:
     spec = model_spec(name)
     model, batch = build_model(spec), synthetic_batch(run_of(spec), "cpu", 0)
-    logits = model.decoder.logits(model(batch))
+    logits = model.head.logits(model(batch))
     nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).backward()
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
 
