@@ -55,6 +55,14 @@ def format_exact_bytes(num_bytes: int) -> str:
     return str(num_bytes)
 
 
+def format_flops(num_flops: int) -> str:
+    """`num_flops` floating-point operations as text: 1.50 TFLOP, 320 FLOP."""
+    for scale, unit in ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M")):
+        if num_flops >= scale:
+            return f"{num_flops / scale:.2f} {unit}FLOP"
+    return f"{num_flops} FLOP"
+
+
 def gib(num_bytes: int) -> float:
     """`num_bytes` in GiB, for the axis of a plot."""
     return num_bytes / GIB

@@ -17,10 +17,19 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from memplan.errors import MemplanError, near_names
 from memplan.step.region import Contexts
 
-PRODUCTS = frozenset(
-    ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
-    + ("grouped_mm", "grouped_mm_fallback")  # memplan's and transformers' own ops, for dtypes that torch's refuses
+TORCH_PRODUCTS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "matmul",
+    "linear",
+    "_scaled_mm",
+    "_grouped_mm",
+    "_scaled_grouped_mm",
 )
+OWN_PRODUCTS = ("grouped_mm", "grouped_mm_fallback")  # memplan's and transformers' ops, for dtypes that torch's refuses
+PRODUCTS = frozenset((*TORCH_PRODUCTS, *OWN_PRODUCTS))
 """Matrix products and grouped ones, of which every second is kept."""
 ATTENTION = re.compile(
     r"_scaled_dot_product_\w*attention(_for_cpu|_overrideable)?|_(flash|efficient|cudnn)_attention_forward"
@@ -81,7 +90,7 @@ class Policy:
         name = op_name(op)
         if self.kept is not None:
             return SAVE if self.kept.fullmatch(name) else RECOMPUTE
-        if name in PRODUCTS:
+        if is_product(op):
             return ALTERNATE
         dear = name in dear_names() or ATTENTION.fullmatch(name)
         return SAVE if dear or (is_collective(op) and COLLECTIVES.fullmatch(name)) else RECOMPUTE
@@ -91,6 +100,11 @@ def op_name(op: Any) -> str:
     """Name of an op without namespace and overload: `mm`, `flex_attention`."""
     packet = getattr(op, "overloadpacket", op)
     return str(packet.__name__)
+
+
+def is_product(op: Any) -> bool:
+    """Whether `op` is a matrix product, or a grouped one."""
+    return op_name(op) in PRODUCTS
 
 
 def shares_memory(op: Any) -> bool:
