@@ -98,7 +98,8 @@ def first_call(step: TrainStep, block: nn.Module) -> Call:
 
 def logged(block: nn.Module, call: Call, ops: tuple[str, ...]) -> "Log":
     """The ops of one forward of `block`."""
-    with Log(Policy(ops)) as log:
+    log = Log(Policy(ops))
+    with log:
         block.forward(*call[0], **call[1])
     return log
 
@@ -125,8 +126,9 @@ def kept_without(block: nn.Module, call: Call) -> int:
 def backward_flops(function: Callable[..., Any], call: Call) -> int:
     """Floating-point operations of the backward of `function`, those that it runs again included."""
     outs = [out for out in tensors(function(*call[0], **call[1])) if out.requires_grad]
-    with Tally() as tally:
-        torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])  # type: ignore[no-untyped-call]
+    tally = Tally()
+    with tally:
+        torch.autograd.backward(outs, [torch.ones_like(out) for out in outs])
     return tally.num_flops
 
 

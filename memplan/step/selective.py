@@ -70,7 +70,7 @@ class Policy:
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         role = self.role(op, args, kwargs)
         if role == ALTERNATE:
-            again = bool(ctx.is_recompute)  # torch from 2.13 on asks in forward alone
+            again = bool(ctx.is_recompute)  # torch 2.13 asks in forward alone
             role = RECOMPUTE if self._num_products[again] % 2 else SAVE
             self._num_products[again] += 1
         return CheckpointPolicy.MUST_SAVE if role == SAVE else CheckpointPolicy.PREFER_RECOMPUTE
