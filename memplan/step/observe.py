@@ -16,7 +16,7 @@ from memplan.step.region import Region
 from memplan.step.witness import Witness
 
 NUM_GENERATED = 2
-"""Tokens that are generated to see that generation is left alone: the prompt and one more go through the cache."""
+"""Tokens that are generated to see that generation is left alone: the first and one behind it go through a cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,10 @@ def observe(variant: TrainStep) -> Seen:
     known = witness.first is not None or witness.mutations or isinstance(error, CheckpointError)
     if error is not None and not known:
         raise error
-    faults = [f"torch stops: {one_line(error)}"] if error is not None else [*idle(variant, entered, runs)]
-    faults += without_gradients(watched)
+    if error is not None:
+        faults = [f"torch stops: {one_line(error)}"]
+    else:
+        faults = idle(variant, entered, runs) + without_gradients(watched)
     notes = [variant.note] if variant.note else []
     notes += ["recomputed tensors are those of the eager step"] if compiled and entered else []
     return Seen(
@@ -123,28 +125,34 @@ def idle(step: TrainStep, entered: int, runs: int) -> list[str]:
 
 
 def without_gradients(step: TrainStep) -> list[str]:
-    """Says so where a forward without gradients enters checkpointing: in training, in evaluation, in generation."""
+    """Says so where a forward without gradients enters checkpointing, or fails: in training, evaluation, generation."""
     regions = [*step.regions, step.loss_region]
     part = step.batch.chunk(0, step.run.step.chunks)
-    faults = []
-    with torch.no_grad(), buffers_kept(step.model):
-        for training in (True, False):
-            before = num_entered(regions)
-            step.model.train(training)
-            step.chunk_loss(part, no_mark)
-            if num_entered(regions) > before:
-                faults.append(
-                    f"a forward without gradients enters checkpointing in {'training' if training else 'evaluation'}"
-                )
-        before = num_entered(regions)
-        decoder = getattr(step.model, "decoder", None)
+    decoder = getattr(step.model, "decoder", None)
+
+    def generation() -> None:
         if isinstance(decoder, Decoder):
-            with torch.autocast(
-                part.tokens.device.type, torch.bfloat16, enabled=step.run.step.precision == "bf16-mixed"
+            generate(decoder, part.tokens[:, :1], NUM_GENERATED)
+
+    def forward() -> None:
+        step.chunk_loss(part, no_mark)
+
+    faults = []
+    for way, function in (("training", forward), ("evaluation", forward), ("generation", generation)):
+        before = num_entered(regions)
+        step.model.train(way == "training")
+        mixed = step.run.step.precision == "bf16-mixed"
+        try:
+            with (
+                torch.no_grad(),
+                buffers_kept(step.model),
+                torch.autocast(part.tokens.device.type, torch.bfloat16, enabled=mixed),
             ):
-                generate(decoder, part.tokens[:1, :1], NUM_GENERATED)
+                function()
+        except RuntimeError as error:
+            faults.append(f"{way} without gradients fails: {one_line(error)}")
         if num_entered(regions) > before:
-            faults.append("generation enters checkpointing")
+            faults.append(f"{way} without gradients enters checkpointing")
     step.model.train()
     return faults
 

@@ -166,14 +166,17 @@ class Call:
         """An op of forward has run."""
         module = self.witness.running.path
         self.outside.see(func, args, kwargs, out, f"{op_name(func)} in {module}")
-        if func not in UNCOUNTED:
-            self._originals.append(Original(op_name(func), module, results(func, out)))
+        if func not in UNCOUNTED and (made := results(func, out)):
+            self._originals.append(Original(op_name(func), module, made))
 
     def compare(self, func: Any, out: Any) -> None:
-        """An op of the recomputation has run; after the first difference the others are left alone."""
+        """An op of the recomputation has run; after the first difference, and where it makes no tensor, it is left
+        alone."""
         if self._done or func in UNCOUNTED:
             return
         op, made = op_name(func), results(func, out, copies=False)
+        if not made:
+            return
         ended = self._position >= len(self._originals)
         original = Original("", self.witness.running.path, []) if ended else self._originals[self._position]
         if op != original.op or len(made) != len(original.results):

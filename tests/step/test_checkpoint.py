@@ -15,7 +15,7 @@ from saved import Saved
 from torch import Tensor
 
 from memplan.models.decoder import Block
-from memplan.step import checkpoint as checkpoint_module
+from memplan.step import region as region_module
 from memplan.step.builder import TrainStep, build_step
 
 CPU = torch.device("cpu")
@@ -80,13 +80,13 @@ def test_the_second_run_happens_in_backward(calls: Counter[Block]) -> None:
 def entered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each time torch's checkpoint is entered."""
     times: list[str] = []
-    original = checkpoint_module.checkpoint
+    original = region_module.checkpoint
 
     def spied(*args: object, **options: object) -> object:
         times.append("checkpoint")
         return original(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint_module, "checkpoint", spied)
+    monkeypatch.setattr(region_module, "checkpoint", spied)
     return times
 
 
