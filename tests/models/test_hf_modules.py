@@ -1,4 +1,4 @@
-"""transformers' models in our step: what they compute, recurrent states under checkpointing, and how they are traced."""
+"""transformers' models in our step: what they compute, recurrent states under checkpointing, and their traces."""
 
 import dataclasses
 import json

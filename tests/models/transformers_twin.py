@@ -54,7 +54,7 @@ def own_fields(kind: str, spec: DecoderSpec, rope: dict[str, Any]) -> dict[str, 
         }  # fmt: skip
     if kind.startswith("Gemma"):
         layers = ["sliding_attention" if spec.slides(index) else "full_attention" for index in range(spec.num_layers)]
-        each = {layer: rope for layer in ("sliding_attention", "full_attention")}
+        each = dict.fromkeys(("sliding_attention", "full_attention"), rope)
         return {
             "rope_parameters": each if kind == "Gemma3Text" else rope, "sliding_window": spec.window,
             "layer_types": layers, "query_pre_attn_scalar": spec.head_dim, "attn_logit_softcapping": None,
