@@ -30,7 +30,7 @@ def parity_table(reports: Sequence[ParityReport]) -> Table:
             len(report.differences),
             report.num_recomputed or None,
             report.num_entered or None,
-            report.num_runs if report.num_entered else None,
+            report.num_runs or None,
             report.tolerance,
             report.why,
             "same" if report.same else "differs",

@@ -19,7 +19,7 @@ DRAWS = 0
 def outcome(step: TrainStep) -> dict[str, Tensor]:
     """Loss, gradients, buffers and layers of caches by name, after one accumulation from no gradients and from the same
     random numbers; buffers are put back."""
-    step.optimizer.zero_grad(set_to_none=True)
+    step.model.zero_grad(set_to_none=True)
     torch.manual_seed(DRAWS)
     with buffers_kept(step.model), caches_heard(step.model) as caches:
         loss = step.accumulate()
