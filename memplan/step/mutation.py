@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from memplan.record.parity import Mutation
+from memplan.step.results import makes_view
 
 MAX_MARKS = 1 << 28
 """Elements of a storage up to which two strided parts of it are held against one another one by one."""
@@ -112,7 +113,7 @@ class Outside:
         for tensor in tensors((args, kwargs)):
             key = self._key(tensor)
             given.add(key)
-            if key not in self._made and id(tensor) not in writes:
+            if key not in self._made and id(tensor) not in writes and not makes_view(func):
                 read = Read(Extent.of(tensor), where, self.text(tensor), weakref.ref(tensor), version_of(tensor))
                 self._reads.setdefault(key, {}).setdefault(read.extent, read)
         self._made |= {key for tensor in tensors(out) if (key := self._key(tensor)) not in given}
