@@ -11,8 +11,9 @@ from memplan.models.factory import build_model
 from memplan.models.trainable import Trainable
 from memplan.spec.run import RunSpec
 from memplan.step.checkpoint import checkpoint_blocks
-from memplan.step.chunked_loss import rows_loss, summed_loss
+from memplan.step.compiled import compile_blocks
 from memplan.step.lora import add_adapters
+from memplan.step.losses import rows_loss, summed_loss
 from memplan.step.offload import Offload
 from memplan.step.optimizers import make_optimizer
 from memplan.step.region import Region
@@ -40,6 +41,8 @@ class TrainStep:
             dropout=step.dropout > 0,
             shares_kv=model.shares_kv,
         )
+        if step.compile == "on":
+            compile_blocks(self.blocks, self.regions)
         self.offload: Offload | None = None
         if step.checkpointing.kind == "offload":
             self.offload = Offload(pinned=run.device.rules == "cuda")
@@ -99,4 +102,4 @@ def build_step(run: RunSpec, device: torch.device, seed: int = 0) -> TrainStep:
     finally:
         torch.set_default_dtype(default)
     model.train()
-    return TrainStep(run, model, synthetic_batch(run, device, seed))
+    return TrainStep(run, model, synthetic_batch(run, device, seed, vocab=model.vocab))
