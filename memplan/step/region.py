@@ -41,7 +41,7 @@ class Region:
         self.watch: Watch | None = None
         """Who looks on, made anew for each call; nobody unless `verify` does."""
         self.compiled: Callable[..., Any] | None = None
-        """The function, checkpointed under its policy and compiled with it; nobody can look on there. None elsewhere."""
+        """The function, checkpointed under its policy and compiled with it, where nobody looks on; None elsewhere."""
         self.num_checkpointed = 0
         """Calls that entered checkpointing so far."""
         self.num_calls = 0
