@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import run_of
+from samples import measured_peak, run_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -145,3 +145,9 @@ def test_growing_few_blocks_is_tracing_all() -> None:
     grown, whole = simulate(run), simulate(run, grow_blocks=False)
     assert grown.params_total == sum(p.numel() for p in build_step(run, torch.device("cpu")).model.parameters())
     assert grown.steps == whole.steps
+
+
+@pytest.mark.parametrize("ckpt", ["none", "full"])
+def test_the_traced_peak_is_the_measured_one(ckpt: str) -> None:
+    run = run_of("tiny-moe", ckpt=ckpt)
+    assert simulate(run).steps.steady.peak_allocated_bytes == measured_peak(run)
