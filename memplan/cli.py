@@ -211,7 +211,7 @@ def doctor(output: Output = "table") -> None:
 def verify(
     rungs: Annotated[
         str, typer.Argument(help="Variants to hold against the plain step.", metavar="RUNGS")
-    ] = "B4c1@full,B4c1@every:2,B4c1@first:2,B4c1@selective,B4c1@submodule,B4c1@offload,B4c2@none,B4c4@full,B4c2l4@full",
+    ] = "B4c1@full,B4c1@every:2,B4c1@first:2,B4c1@selective,B4c1@submodule,B4c1@offload,B4c2@none,B4c4@full",
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda.")] = None,
     output: Output = "table",
     **step: Any,

@@ -1,4 +1,4 @@
-"""The verdict on a variant of a step: its tensors beside the plain step's, and each recomputed one beside its original."""
+"""The verdict on a variant of a step: its tensors beside the plain step's, each recomputed one beside its original."""
 
 from dataclasses import dataclass
 
@@ -57,8 +57,8 @@ class RecomputeDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """A tensor from outside of a recomputed region that is written in place before the recomputation, which reads it, or
-    writes it, once more."""
+    """A tensor from outside of a recomputed region that is written in place before the recomputation, which reads it or
+    writes it once more."""
 
     region: str
     """Path of the module that runs again, or `loss`."""

@@ -39,6 +39,14 @@ def attention_pin() -> tuple[AbstractContextManager[None], AbstractContextManage
 
 @contextmanager
 def pinned(backends: list[SDPBackend]) -> Iterator[None]:
-    """Only `backends` may run, preferred in their order."""
-    with sdpa_kernel(backends, set_priority=True):
-        yield
+    """Only `backends` may run, preferred in their order.
+
+    torch's context gives back which kernels may run, but of the order only the part of those: with some of them shut
+    out beforehand, what stands first inside would stand first for ever after. Source: `_sdpa_kernel`, torch 2.13.
+    """
+    order: list[int] = torch._C._get_sdp_priority_order()
+    try:
+        with sdpa_kernel(backends, set_priority=True):
+            yield
+    finally:
+        torch._C._set_sdp_priority_order(order)

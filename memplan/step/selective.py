@@ -15,6 +15,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from memplan.errors import MemplanError, near_names
+from memplan.step.mutation import tensors, written
 from memplan.step.region import Contexts
 
 TORCH_PRODUCTS = (
@@ -55,25 +56,45 @@ def selective_contexts(ops: tuple[str, ...] = ()) -> Callable[[], Contexts]:
 
 
 def policy_contexts(ops: tuple[str, ...]) -> Contexts:
-    """Contexts of one call, with counters of its own. A kept tensor that is written to before its recomputation raises
-    an error: the value would be another one."""
+    """Contexts of one call, with counters of its own."""
     return create_selective_checkpoint_contexts(Policy(ops))  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 class Policy:
-    """Which results of one call of a region are kept: asked about each op in turn."""
+    """Which results of one call of a region are kept: asked about each op in turn.
+
+    An op of the region that writes to a kept result raises MemplanError: run again, it would write a second time. torch
+    sees that by a tensor's version, which is another one behind `_unsafe_view`, the last op of each product of more
+    than two dimensions. A torch that does not show results (2.9) leaves those to the user.
+    """
 
     def __init__(self, ops: tuple[str, ...] = ()) -> None:
         self.kept = re.compile("|".join(GROUPS.get(name, name) for name in ops)) if ops else None
         self._num_products: Counter[bool] = Counter()  # by whether it is the recomputation that asks
+        self._makers: dict[int, Any] = {}  # storages of what is kept, which lives as long as this, with the op
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        again = bool(ctx.is_recompute)  # torch 2.13 asks in forward alone
+        if not again:
+            self._check_writes(op, args, kwargs)
         role = self.role(op, args, kwargs)
         if role == ALTERNATE:
-            again = bool(ctx.is_recompute)  # torch 2.13 asks in forward alone
             role = RECOMPUTE if self._num_products[again] % 2 else SAVE
             self._num_products[again] += 1
-        return CheckpointPolicy.MUST_SAVE if role == SAVE else CheckpointPolicy.PREFER_RECOMPUTE
+        if role != SAVE:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        self._makers |= {tensor.untyped_storage()._cdata: op for tensor in tensors(getattr(ctx, "op_output", None))}
+        return CheckpointPolicy.MUST_SAVE
+
+    def _check_writes(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for tensor in written(op, args, kwargs):
+            maker = self._makers.get(tensor.untyped_storage()._cdata)
+            if maker is not None:
+                raise MemplanError(
+                    f"{op} writes to a result of {maker} that selective keeps, and would write again when it is run "
+                    "again.",
+                    "Write elsewhere (inplace=False), keep other ops, or use --ckpt full.",
+                )
 
     def role(self, op: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> str:
         """`SAVE`, `RECOMPUTE` or `ALTERNATE`.

@@ -16,7 +16,7 @@ from memplan.models.decoder import Block
 from memplan.models.factory import build_model
 from memplan.models.registry import model_spec
 from memplan.record import RecomputeDifference
-from memplan.step.attention import allowed_backends
+from memplan.step.attention import allowed_backends, attention_pin
 from memplan.step.region import Region
 from memplan.step.witness import Witness
 
@@ -128,3 +128,13 @@ def test_a_recomputation_leaves_the_allowed_kernels_and_their_order_as_they_were
     assert seen == [within, within]
     assert within == asked
     assert allowed_backends() == at_first
+
+
+def test_the_order_of_preference_outlives_a_recompute_under_a_pin_on_one_kernel() -> None:
+    """torch's own context, nested in one that shuts kernels out, leaves its first kernel in front for good."""
+    before = torch._C._get_sdp_priority_order()
+    with sdpa_kernel([SDPBackend.MATH]):
+        _, again = attention_pin()
+        with again:
+            assert allowed_backends() == [SDPBackend.MATH]
+    assert torch._C._get_sdp_priority_order() == before

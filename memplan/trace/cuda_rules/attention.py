@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from memplan.errors import MemplanError
 from memplan.trace.cuda_rules.generation import Generation
@@ -171,7 +172,9 @@ def math_attention(
 ) -> Tensor:
     """The composite kernel, half precision raised to fp32 and the bias added in place, as on a real CUDA tensor.
 
-    torch's own would add out of place here, because a fake tensor is a subclass.
+    torch's own would add out of place here, because a fake tensor is a subclass. So it does under selective
+    checkpointing, whose dispatch modes count as a subclass (`areAnyTensorSubclassLike` in
+    aten/src/ATen/TensorSubclassLikeUtils.h).
     """
     dtype = query.dtype
     if dtype in (torch.bfloat16, torch.float16) and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
@@ -190,7 +193,7 @@ def math_attention(
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
     scores = torch.matmul(query, aten.mul.Scalar(key.transpose(-2, -1), factor))
     if bias is not None:
-        scores.add_(bias)
+        scores = scores.add(bias) if under_policy() else scores.add_(bias)
     weights: Tensor = aten._safe_softmax(scores, -1)
     if dropout > 0:
         weights = F.dropout(weights, dropout, True)
@@ -198,6 +201,11 @@ def math_attention(
     out = torch.matmul(weights, value).to(dtype)
     del second_output
     return out
+
+
+def under_policy() -> bool:
+    """Whether a mode of torch's selective checkpointing looks on."""
+    return any(type(mode).__module__ == "torch.utils.checkpoint" for mode in _get_current_dispatch_mode_stack())
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype, lowest: float) -> Tensor | None:
