@@ -75,7 +75,7 @@ class Policy:
 
     def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         again = bool(ctx.is_recompute)  # torch 2.13 asks in forward alone
-        if not again:
+        if not again and not torch.compiler.is_compiling():  # a graph writes nothing in place
             self._check_writes(op, args, kwargs)
         role = self.role(op, args, kwargs)
         if role == ALTERNATE:

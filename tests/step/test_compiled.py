@@ -217,3 +217,22 @@ def test_a_function_that_is_no_method_is_compiled_too() -> None:
     (found,) = torch.autograd.grad(region(x).sum(), x)
     (expected,) = torch.autograd.grad(((x @ x).sin() @ x).sum(), x)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 4, 4)])
+def test_a_write_to_a_kept_result_is_no_write_in_a_graph(shape: tuple[int, ...]) -> None:
+    # Eagerly the policy refuses it: test_selective.py.
+    torch.manual_seed(0)
+    first, second = torch.randn(2, 4, 4)
+
+    def written(x: Tensor) -> Tensor:
+        raised = (x @ first).add_(1.0)
+        return (raised @ second).sin() * raised
+
+    region = Region("written", written, contexts=partial(policy_contexts, ()))
+    compiled.compile_blocks({}, [region], backend="aot_eager")
+    grads = []
+    for function in (region, written):
+        x = torch.ones(shape, requires_grad=True)
+        grads.append(torch.autograd.grad(function(x).sum(), x)[0])
+    assert torch.equal(*grads)
