@@ -12,6 +12,7 @@ from memplan.models.trainable import Trainable
 from memplan.spec.run import RunSpec
 from memplan.step.checkpoint import checkpoint_blocks
 from memplan.step.compiled import compile_blocks
+from memplan.step.fused_loss import fused_implementation
 from memplan.step.lora import add_adapters
 from memplan.step.losses import rows_loss, summed_loss
 from memplan.step.offload import Offload
@@ -41,6 +42,9 @@ class TrainStep:
             dropout=step.dropout > 0,
             shares_kv=model.shares_kv,
         )
+        if step.loss_kind == "fused":
+            whose = fused_implementation(batch.labels.device, distill=batch.teacher is not None)
+            self.note = "; ".join(filter(None, (self.note, f"the fused loss is {whose}'s code")))
         if step.compile == "on":
             compile_blocks(self.blocks, self.regions)
         self.offload: Offload | None = None

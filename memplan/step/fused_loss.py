@@ -3,6 +3,7 @@
 Letters: `R` rows, `n` rows of one part, `H` hidden, `V` vocabulary.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -25,7 +26,14 @@ def fused_rows_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | 
     """
     if head.weight is None or head.bias is not None:
         raise MemplanError("The loss fused needs a head that is one matrix.", "Type --loss chunked-ckpt:16.")
-    if teacher is None and fused_implementation(rows.device) == "liger-kernel":
+    whose = fused_implementation(rows.device, distill=teacher is not None)
+    if whose == "cut-cross-entropy":
+        from cut_cross_entropy import linear_cross_entropy
+
+        return linear_cross_entropy(
+            rows, head.weight, labels, ignore_index=IGNORED, reduction="sum", softcap=head.softcap
+        )
+    if whose == "liger-kernel":
         from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
         return liger_fused_linear_cross_entropy(
@@ -34,15 +42,14 @@ def fused_rows_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | 
     return FusedLoss.apply(rows, head.weight, labels, teacher, head.softcap, kl_weight)  # type: ignore[no-untyped-call]
 
 
-def fused_implementation(device: torch.device) -> str:
-    """Whose code runs on `device`: `liger-kernel` on CUDA where it is installed, else `memplan`."""
-    if device.type != "cuda":
-        return "memplan"
-    try:
-        import liger_kernel.transformers.functional  # noqa: F401
-    except ImportError:
-        return "memplan"
-    return "liger-kernel"
+def fused_implementation(device: torch.device, *, distill: bool) -> str:
+    """Whose code runs on `device`: on CUDA `liger-kernel` or else `cut-cross-entropy`, where they are installed;
+    `memplan` elsewhere, and for distillation, which neither knows."""
+    if device.type == "cuda" and not distill:
+        for package, module in (("liger-kernel", "liger_kernel"), ("cut-cross-entropy", "cut_cross_entropy")):
+            if find_spec(module) is not None:
+                return package
+    return "memplan"
 
 
 def part_rows(rows: int, hidden: int, vocab: int) -> int:

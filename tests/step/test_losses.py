@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memplan.models.batch import IGNORED, Batch
 from memplan.models.head import Head
-from memplan.step import losses
+from memplan.step import fused_loss, losses
 from memplan.step.builder import build_step, no_mark
 from memplan.step.fused_loss import part_rows
 from memplan.step.losses import KL_WEIGHT, rows_loss, summed_loss
@@ -242,3 +242,19 @@ def test_the_fused_loss_keeps_gradients_and_no_logits() -> None:
 def test_a_part_of_the_fused_loss_is_as_liger_cuts_it(rows: int, hidden: int, vocab: int, size: int) -> None:
     """The power of two from R / ceil(V / H) up: 8192 / 32 = 256; 1000 / 4 = 250 makes 256."""
     assert part_rows(rows, hidden, vocab) == size
+
+
+def test_whose_fused_code_runs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger's before cut-cross-entropy's, on CUDA alone and without a teacher; the step's note names it."""
+    installed: set[str] = set()
+    monkeypatch.setattr(fused_loss, "find_spec", lambda name: object() if name in installed else None)
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert fused_loss.fused_implementation(cuda, distill=False) == "memplan"
+    installed.add("cut_cross_entropy")
+    assert fused_loss.fused_implementation(cuda, distill=False) == "cut-cross-entropy"
+    installed.add("liger_kernel")
+    assert fused_loss.fused_implementation(cuda, distill=False) == "liger-kernel"
+    assert fused_loss.fused_implementation(cuda, distill=True) == "memplan"
+    assert fused_loss.fused_implementation(cpu, distill=False) == "memplan"
+    assert build_step(run_of("tiny", loss="fused"), cpu).note == "the fused loss is memplan's code"
+    assert build_step(run_of("tiny"), cpu).note == ""
