@@ -1,8 +1,8 @@
 """`memplan estimate` answers at once."""
 
+import os
 import subprocess
 import sys
-import time
 
 LIMIT_S = 0.5
 """The promise is 0.25 s on a quiet machine; a shared one with two cores may take twice as long."""
@@ -13,9 +13,10 @@ SLOW_TO_LOAD = ("torch", "pandas", "matplotlib", "rich", "numpy")
 def test_estimate_is_quick() -> None:
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run(COMMAND, capture_output=True, check=True)
-        times.append(time.perf_counter() - start)
+        after = os.times()  # the child's own work: a busy machine makes the clock's time anything
+        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(times) < LIMIT_S
 
 
