@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ def outcome(step: TrainStep) -> dict[str, Tensor]:
     random numbers; buffers are put back."""
     step.model.zero_grad(set_to_none=True)
     torch.manual_seed(DRAWS)
-    with buffers_kept(step.model), caches_heard(step.model) as caches:
+    with eager_draws(step), buffers_kept(step.model), caches_heard(step.model) as caches:
         loss = step.accumulate()
         buffers = {f"buffer {name}": buffer.clone() for name, buffer in step.model.named_buffers()}
     grads = {name: param.grad for name, param in step.model.named_parameters() if param.grad is not None}
@@ -31,6 +31,16 @@ def outcome(step: TrainStep) -> dict[str, Tensor]:
 def is_state(name: str) -> bool:
     """Whether a tensor of `outcome` is what the step leaves in the model or a cache, where a NaN may stand."""
     return name.startswith(("buffer ", "cache "))
+
+
+def eager_draws(step: TrainStep) -> AbstractContextManager[Any]:
+    """Where `step` compiles and drops, what is compiled inside draws random numbers as eager code does, by torch's own
+    switch for comparisons."""
+    if step.run.step.compile == "off" or step.run.step.dropout == 0:
+        return nullcontext()
+    from torch._inductor import config
+
+    return config.patch(fallback_random=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from memplan.record import ParityReport
 from memplan.spec import RunSpec
 from memplan.step.builder import Mark, TrainStep, build_step
 from memplan.step.outcome import outcome
-from memplan.step.parity import compare, compare_steps, largest_of, plain, roundings, tensor_difference
+from memplan.step.parity import compare, compare_steps, largest_of, nudged, plain, roundings, tensor_difference
 
 CPU = torch.device("cpu")
 BUFFERS = 1
@@ -275,3 +275,14 @@ def test_a_low_precision_step_is_measured_against_fp32_with_its_own_weights_and_
     assert 0 < max(found.values()) < 0.05
     in_fp32 = build_step(dataclasses.replace(run, step=dataclasses.replace(run.step, precision="fp32")), CPU)
     assert roundings(in_fp32, outcome(in_fp32)) == {}
+
+
+def test_what_a_last_bit_moves_is_allowed_to_compiled_code() -> None:
+    step = build_step(small_run("tiny"), CPU)
+    other, same = nudged(step, 0), nudged(step, 0)
+    for name, weight in step.model.state_dict().items():
+        moved = other.model.state_dict()[name]
+        assert torch.equal(moved, same.model.state_dict()[name])
+        assert torch.allclose(moved, weight, rtol=2**-22, atol=0)
+    found = roundings(step, outcome(step), compiled=True)
+    assert 0 < max(found.values()) < 1e-4

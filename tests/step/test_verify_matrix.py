@@ -52,6 +52,8 @@ def test_every_mode_is_the_plain_step_on_every_model(model: str, ckpt: str, drop
     report = compare(asked(model, ckpt=ckpt, dropout=dropout, chunks=chunks), CPU)
     assert_same(report)
     recomputes = ckpt not in ("none", "offload")
+    if ckpt == "full" and model == "tiny":
+        assert (report.num_entered, report.num_runs) == (4 * chunks, 8 * chunks)
     assert (report.num_recomputed > 0) == recomputes == (report.num_runs == 2 * report.num_entered > 0)
     bitwise = chunks == 1 or dropout > 0
     assert (report.tolerance == 0) == bitwise
@@ -65,7 +67,7 @@ def test_compiled_blocks_are_the_plain_step(model: str, ckpt: str, dropout: floa
     report = compare(asked(model, ckpt=ckpt, dropout=dropout, chunks=3, compile="on"), CPU)
     assert_same(report)
     assert "compiled code" in report.why
-    assert ("compiled in both" in report.why) == (dropout > 0)
+    assert ("draws as eager code" in report.why) == (dropout > 0)
     if ckpt != "none":
         assert report.num_recomputed > 0
         assert "eager step" in report.note
@@ -107,11 +109,10 @@ def test_a_cache_that_was_appended_twice_is_named() -> None:
 
 def test_chunks_stay_as_they_are_where_each_draws_a_mask_of_its_own() -> None:
     run = asked("tiny", ckpt="full", chunks=3, loss="chunked-ckpt:2", compile="on")
-    assert (plain(run).step.chunks, plain(run).step.compile) == (1, "off")
     dropped = dataclasses.replace(run, step=dataclasses.replace(run.step, dropout=0.1))
-    assert (plain(dropped).step.chunks, plain(dropped).step.compile) == (3, "on")
+    assert (plain(run).step.chunks, plain(dropped).step.chunks) == (1, 3)
     for each in (run, dropped):
-        assert (plain(each).step.ckpt, plain(each).step.loss) == ("none", "full")
+        assert (plain(each).step.ckpt, plain(each).step.loss, plain(each).step.compile) == ("none", "full", "off")
     eager = dataclasses.replace(dropped, step=dataclasses.replace(dropped.step, compile="off"))
     assert compare(eager, CPU).why.endswith("3 chunks in both, for the same dropout")
 
