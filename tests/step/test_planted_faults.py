@@ -296,10 +296,3 @@ def test_a_region_that_never_engages_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert not report.differences
     assert not report.same
     assert "never engaged: 4 regions" in lines(report)
-
-
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_two_runs_of_every_block_are_told(chunks: int) -> None:
-    report = report_on(nothing, chunks=chunks)
-    assert (report.num_entered, report.num_runs) == (4 * chunks, 8 * chunks)
-    assert report.same
