@@ -32,8 +32,8 @@ NUDGES = 2
 
 
 def plain(run: RunSpec) -> RunSpec:
-    """`run` with no lever pulled: one chunk, no checkpointing, the loss whole, nothing compiled. With dropout its chunks
-    stay, for each draws a mask of its own."""
+    """`run` with no lever pulled: one chunk, no checkpointing, the loss whole, nothing compiled. With dropout its
+    chunks stay, for each draws a mask of its own."""
     chunks = run.step.chunks if run.step.dropout > 0 else 1
     return dataclasses.replace(
         run, step=dataclasses.replace(run.step, chunks=chunks, ckpt="none", loss="full", compile="off")
