@@ -216,7 +216,7 @@ def verify(
     output: Output = "table",
     **step: Any,
 ) -> None:
-    """Prove that chunks, checkpointing and chunked losses leave the loss and every gradient alone."""
+    """Prove that a variant leaves loss, gradients, buffers and caches alone, and recomputes just what it had made."""
     from memplan.report.parity_table import parity_table
     from memplan.report.render import check_form, render, wants_rich
 
