@@ -57,7 +57,7 @@ def rows_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | None =
         towards = F.softmax(head.logits(teacher).float(), dim=-1)
         towards.masked_fill_((labels == IGNORED)[:, None], 0)
     loss = F.nll_loss(log_probs, labels, ignore_index=IGNORED, reduction="sum")
-    return loss + KL_WEIGHT * F.kl_div(log_probs, towards, reduction="sum")
+    return torch.add(loss, F.kl_div(log_probs, towards, reduction="sum"), alpha=KL_WEIGHT)
 
 
 def valid_index(batch: Batch) -> Tensor:
