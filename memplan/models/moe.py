@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.library import custom_op
+from torch import library as torch_library
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from memplan.spec.model import DecoderSpec
@@ -65,7 +65,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return grouped_mm(rows, weight, ends)
 
 
-@custom_op("memplan::grouped_mm", mutates_args=())
+@torch_library.custom_op("memplan::grouped_mm", mutates_args=())
 def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """What `torch._grouped_mm` makes, for the dtypes that its fake and its compiled form refuse: one product an
     expert, with the group ends read by the host."""
@@ -80,7 +80,7 @@ def _(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(rows.size(0), weight.size(1))
 
 
-@custom_op("memplan::grouped_mm_backward", mutates_args=())
+@torch_library.custom_op("memplan::grouped_mm_backward", mutates_args=())
 def grouped_mm_backward(grad: Tensor, rows: Tensor, weight: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of the rows and of the matrices; zero for an expert without rows."""
     grad_rows, grad_weight = torch.empty_like(rows), torch.zeros_like(weight)

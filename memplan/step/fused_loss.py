@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import library as torch_library
 
 from memplan.errors import MemplanError
 from memplan.models.batch import IGNORED
@@ -129,7 +130,7 @@ def add_product(grad_weight: Tensor, grad_logits: Tensor, part: Tensor) -> None:
         torch.ops.memplan.add_in_place(grad_weight, torch.mm(grad_logits.t(), part).float())
 
 
-@torch.library.custom_op("memplan::add_product_in_place", mutates_args={"total"})
+@torch_library.custom_op("memplan::add_product_in_place", mutates_args={"total"})
 def add_product_in_place(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Adds left [V, n] x right [n, H], bf16, to `total` [V, H], fp32."""
     if total.device.type == "cuda":
@@ -140,14 +141,14 @@ def add_product_in_place(total: Tensor, left: Tensor, right: Tensor) -> None:
         some.addmm_(rows.float(), right)
 
 
-@torch.library.custom_op("memplan::add_in_place", mutates_args={"total"})
+@torch_library.custom_op("memplan::add_in_place", mutates_args={"total"})
 def add_in_place(total: Tensor, more: Tensor) -> None:
     """Adds fp32 `more` to `total`, which may be bf16."""
     for some, part in zip(slices(total), slices(more), strict=True):
         some += part
 
 
-@torch.library.custom_op("memplan::scale_in_place", mutates_args={"grad"})
+@torch_library.custom_op("memplan::scale_in_place", mutates_args={"grad"})
 def scale_in_place(grad: Tensor, scale: Tensor) -> None:
     """Multiplies a gradient by the fp32 scalar `scale`; each product is rounded, `scale` is not."""
     for part in slices(grad):
@@ -172,7 +173,7 @@ def _(total: Tensor, more: Tensor) -> None: ...
 def _(grad: Tensor, scale: Tensor) -> None: ...
 
 
-@torch.library.custom_op("memplan::cross_entropy_in_place", mutates_args={"logits"})
+@torch_library.custom_op("memplan::cross_entropy_in_place", mutates_args={"logits"})
 def cross_entropy_in_place(
     logits: Tensor, labels: Tensor, valid: Tensor, teacher: Tensor | None, softcap: float | None, kl_weight: float
 ) -> Tensor:
