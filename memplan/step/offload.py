@@ -83,7 +83,8 @@ class Offload:
         alive, known = self._known.get(key, (None, None))
         if alive is not None and known is not None and alive() is storage and (found := known()) is not None:
             return found
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+        # With the same strides, on which compiled code relies; gaps between the elements are left out.
+        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         if self.on_host is not None:
             self.on_host(host)
         with self._beside(tensor):
@@ -110,7 +111,7 @@ class Offload:
 
     def _fetch(self, kept: Kept) -> None:
         if kept.fetched is None:
-            kept.fetched = torch.empty(kept.host.shape, dtype=kept.host.dtype, device=kept.device)
+            kept.fetched = torch.empty_like(kept.host, device=kept.device)
             with self._beside(kept.fetched):
                 kept.fetched.copy_(kept.host, non_blocking=True)
 

@@ -1,6 +1,7 @@
 """Offload: the same numbers, the device holds two blocks' tensors, the host the rest, and every byte is counted."""
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -96,3 +97,32 @@ def test_a_tensor_that_is_written_between_two_saves_is_kept_twice() -> None:
 def test_pinned_memory_comes_in_powers_of_two() -> None:
     assert [host_size(size, pinned=True) for size in (0, 1, 65_536, 65_537)] == [0, 1, 65_536, 131_072]
     assert host_size(65_537, pinned=False) == 65_537
+
+
+def test_a_tensor_comes_back_with_its_strides() -> None:
+    """Compiled code asserts them."""
+    strides: list[tuple[int, ...]] = []
+
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            strides.append(ctx.saved_tensors[0].stride())
+            return grads[0]
+
+    class Block(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = Reads.apply(x.transpose(0, 1))  # type: ignore[no-untyped-call]
+            return out
+
+    block = Block()
+    offload = Offload(pinned=False)
+    offload.put_on(block)
+    out = block(torch.randn(128, 256, requires_grad=True))
+    assert offload.host_bytes > 0
+    out.sum().backward()
+    assert strides == [(1, 256)]
