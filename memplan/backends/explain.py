@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from memplan.models.blocks import find_blocks
 from memplan.record.explain import FREE, RECOMPUTE, SAVE, BlockPolicy, OpPolicy
 from memplan.spec.run import RunSpec
 from memplan.step.builder import TrainStep, build_step, no_mark
+from memplan.step.precision import autocast
 from memplan.step.region import Region
 from memplan.step.selective import ATTENTION, Policy, is_product, op_name, selective_contexts, shares_memory
 from memplan.trace.tracing import Tracing
@@ -36,7 +37,7 @@ def explain(run: RunSpec) -> BlockPolicy:
         step = build_step(plain(run), torch.device("cpu"))
         path, block = next(iter(find_blocks(step.model, run.step.blocks).items()))
         call = first_call(step, block)
-        with precision(run):
+        with autocast(run.step, torch.device("cpu")):
             log = logged(block, call, ops)
             kept, done = kept_without(block, call), {}
             for name, contexts in (("selective", selective_contexts(ops)), ("full", None)):
@@ -55,21 +56,17 @@ def explain(run: RunSpec) -> BlockPolicy:
 
 
 def plain(run: RunSpec) -> RunSpec:
-    """`run` with no lever on its blocks, of which it has one where they are all equal."""
+    """`run` with no lever on its blocks, of which it has one where they are all equal, and the plainest optimizer."""
     decoder = run.model.decoder
     if run.model.impl == "memplan" and not decoder.kv_shared:
         decoder = dataclasses.replace(decoder, num_layers=1)
     return dataclasses.replace(
         run,
         model=dataclasses.replace(run.model, decoder=decoder),
-        step=dataclasses.replace(run.step, ckpt="none", compile="off", batch=run.step.micro_batch, chunks=1),
+        step=dataclasses.replace(
+            run.step, ckpt="none", compile="off", batch=run.step.micro_batch, chunks=1, optimizer="sgd"
+        ),
     )
-
-
-def precision(run: RunSpec) -> AbstractContextManager[Any]:
-    """Autocast, where the run has it."""
-    mixed = run.step.precision == "bf16-mixed"
-    return torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext()
 
 
 class Reached(Exception):

@@ -16,6 +16,10 @@ VALUES = {
     "ckpt": ("none", "full", "every", "first"),
     "loss": ("full", "chunked", "chunked-ckpt"),
     "compile": ("off",),
+    "parallel": ("single",),
+    "optimizer": ("adamw", "adamw-foreach", "adamw-loop", "sgd"),
+    "precision": ("fp32", "bf16", "bf16-mixed"),
+    "update": ("step",),
 }
 """Values of the step's levers that the formulas know."""
 
@@ -36,6 +40,10 @@ def uncovered(run: RunSpec) -> str:
         "ckpt": step.checkpointing.kind,
         "loss": step.loss_kind,
         "compile": step.compile,
+        "parallel": step.sharding.kind,
+        "optimizer": step.optimizer,
+        "precision": step.precision,
+        "update": step.update,
     }
     for name, value in asked.items():
         if value not in VALUES[name]:

@@ -73,7 +73,7 @@ def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int, *, voca
     if run.step.loss == "valid-rows":
         valid = torch.arange(first, behind or seq, device="cpu").repeat(batch, 1).to(device)
     if run.step.workload == "distill":
-        dtype = torch.float32 if run.step.precision == "fp32" else torch.bfloat16
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[run.step.computed]
         teacher = torch.randn(batch, seq, spec.hidden, generator=generator, device="cpu").to(device, dtype)
     if num_tokens == 0:
         labels = drawn[:, seq + 1 :] if behind else drawn[:, 1:]

@@ -12,5 +12,7 @@ def step_line(step: StepSpec) -> str:
     levers += [f"loss {step.loss}", step.precision, step.optimizer, f"{step.attention} attention", f"{step.norm} norm"]
     levers += [f"clip {step.clip:g}"] if step.clip is not None else []
     levers += [f"{name} {getattr(step, name)}" for name in ("lora", "dropout", "blocks") if getattr(step, name)]
+    levers += [f"{step.parallel} over {step.world}"] if step.world > 1 else []
     levers += ["compiled"] if step.compile == "on" else []
+    levers += ["updated in backward"] if step.update == "backward" else []
     return ", ".join(levers)

@@ -23,6 +23,7 @@ NEW_LEVERS = {
     "dropout": (0.0,),
     "lora": ("",),
     "compile": ("off",),
+    "update": ("step",),
 }
 """Fields of the step that came later, with what they say where nobody asks for them: such a run keeps its identity."""
 

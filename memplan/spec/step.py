@@ -8,23 +8,37 @@ from typing import Literal, get_args
 
 from memplan.errors import MemplanError, near_names
 from memplan.spec.checkpointing import Checkpointing
+from memplan.spec.parallel import Parallel
 
-Optimizer = Literal["adamw", "adamw-foreach", "adamw-loop", "sgd"]
-Precision = Literal["fp32", "bf16", "bf16-mixed"]
+Optimizer = Literal[
+    "adamw",
+    "adamw-foreach",
+    "adamw-loop",
+    "adamw-8bit",
+    "adamw-8bit-paged",
+    "adamw-8bit-torchao",
+    "adamw-4bit-torchao",
+    "sgd",
+    "sgd-momentum",
+    "adafactor",
+    "muon",
+]
+Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-masters", "fp16-masters"]
+Update = Literal["step", "backward"]
 Attention = Literal["sdpa", "eager"]
 NormKind = Literal["eager", "fused"]
 Workload = Literal["lm", "vlm", "prefix-suffix", "distill"]
 Compile = Literal["off", "on"]
-Parallel = Literal["single"]
 
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+UPDATES: tuple[str, ...] = get_args(Update)
 ATTENTIONS: tuple[str, ...] = get_args(Attention)
 NORMS: tuple[str, ...] = get_args(NormKind)
 WORKLOADS: tuple[str, ...] = get_args(Workload)
 COMPILES: tuple[str, ...] = get_args(Compile)
-PARALLELS: tuple[str, ...] = get_args(Parallel)
 LOSS_FORMS = ("full", "valid-rows", "chunked:N", "chunked-ckpt:N", "fused")
+LORA_BASES = ("nf4",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +68,16 @@ class StepSpec:
     """Head and loss: `full`, `valid-rows` (rows that make a loss are picked before the head), `chunked:N` (N parts of
     the rows, one graph), `chunked-ckpt:N` (each part recomputed in backward) or `fused` (gradients made in forward)."""
     optimizer: str = "adamw"
-    """`adamw` (fused), `adamw-foreach`, `adamw-loop` or `sgd` (no momentum)."""
+    """`adamw` (fused), `adamw-foreach`, `adamw-loop`; `adamw-8bit` and `adamw-8bit-paged` (bitsandbytes),
+    `adamw-8bit-torchao` and `adamw-4bit-torchao`; `sgd` (no momentum), `sgd-momentum`; `adafactor`; `muon` (matrices of
+    the blocks, fused AdamW for everything else)."""
     precision: str = "fp32"
-    """`fp32`, `bf16` (parameters, gradients and states in bf16) or `bf16-mixed` (autocast over fp32 masters)."""
+    """`fp32`; `bf16`, `fp16` (parameters, gradients and states in it); `bf16-mixed`, `fp16-mixed` (autocast over fp32
+    parameters); `bf16-masters`, `fp16-masters` (parameters and gradients in it, the optimizer's own copies and states
+    in fp32). With fp16 the loss is scaled."""
+    update: str = "step"
+    """When the optimizer takes its step: `step`, once all gradients are there, or `backward`, parameter by parameter as
+    soon as a gradient is there, which is then freed."""
     attention: str = "sdpa"
     """torch's scaled_dot_product_attention, or `eager` matmul-softmax-matmul."""
     norm: str = "eager"
@@ -66,12 +87,13 @@ class StepSpec:
     dropout: float = 0.0
     """Probability with which an element is dropped behind attention and feed-forward layers."""
     lora: str = ""
-    """Adapters on a frozen model: `16` (rank, on every linear of the blocks) or `16:q+v` (on those named); empty: the
-    model itself trains."""
+    """Adapters on a frozen model: `16` (rank, on every linear of the blocks) or `16:q+v` (on those named); with `@nf4`
+    behind, the linears of the blocks are kept in 4 bits (QLoRA). Empty: the model itself trains."""
     compile: str = "off"
     """`on` compiles each block by torch.compile."""
     parallel: str = "single"
-    """How the step is spread over devices."""
+    """How the step is spread over devices, as `Parallel` reads it: `single`, `ddp`, `ddp:view`, `zero1`, `zero2`,
+    `fsdp2`, `fsdp2:keep+reduce-fp32`. `batch` is what each device takes."""
     world: int = 1
     """W, devices."""
 
@@ -98,26 +120,44 @@ class StepSpec:
                 f"{self.batch} samples do not divide into {self.chunks} chunks;",
                 f"try {divisible_rungs(self.batch, self.chunks)}.",
             )
-        if self.world != 1:
-            raise MemplanError(
-                f"world is {self.world}, but one device is all that can be planned.", "Leave --world out."
-            )
         if self.clip is not None and not self.clip > 0:
             raise MemplanError(f"clip is {self.clip}; a gradient norm is above zero.", "Type --clip 1.0.")
         Checkpointing.parse(self.ckpt)
-        self.lora_rank  # noqa: B018  # raises where the text is no rank
+        self.sharding.check_world(self.world)
+        self.lora_rank, self.lora_base  # noqa: B018  # raise where the text is no rank or base
         parse_counted("loss", self.loss, LOSS_FORMS)
         for name, known in (
             ("optimizer", OPTIMIZERS),
             ("precision", PRECISIONS),
+            ("update", UPDATES),
             ("attention", ATTENTIONS),
             ("norm", NORMS),
             ("workload", WORKLOADS),
             ("compile", COMPILES),
-            ("parallel", PARALLELS),
         ):
             if getattr(self, name) not in known:
                 raise MemplanError(f"Unknown {name} {getattr(self, name)!r}.", near_names(getattr(self, name), known))
+        if self.update == "backward":
+            self._check_update_in_backward()
+
+    def _check_update_in_backward(self) -> None:
+        """MemplanError for what needs all gradients at once."""
+        if self.clip is not None:
+            raise MemplanError(
+                "Clipping needs the norm of all gradients, of which an update in backward frees each at once.",
+                "Leave --clip out, or type --update step.",
+            )
+        if self.chunks > 1:
+            raise MemplanError(
+                f"An update in backward keeps no gradient to which {self.chunks} chunks could add.",
+                "Type --chunks 1, or --update step.",
+            )
+        if self.scales_loss:
+            raise MemplanError(
+                f"With {self.precision} a step is left out where any gradient overflows, which an update in backward"
+                " learns too late.",
+                "Type --precision bf16, or --update step.",
+            )
 
     @property
     def micro_batch(self) -> int:
@@ -130,9 +170,48 @@ class StepSpec:
         return Checkpointing.parse(self.ckpt)
 
     @property
+    def stored(self) -> str:
+        """Of parameters and gradients: `fp32`, `bf16` or `fp16`."""
+        return "fp32" if self.autocasts else self.computed
+
+    @property
+    def computed(self) -> str:
+        """Of matrix products: `fp32`, `bf16` or `fp16`."""
+        return self.precision.partition("-")[0]
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether forward runs under autocast."""
+        return self.precision.endswith("-mixed")
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimizer has fp32 copies of the parameters."""
+        return self.precision.endswith("-masters")
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled for backward, so that small gradients are not lost in fp16."""
+        return self.computed == "fp16"
+
+    @property
+    def lora_base(self) -> str:
+        """What the frozen linears of the blocks are kept in: `nf4`, or empty where they stay as they are; MemplanError
+        for anything else."""
+        _, at, base = self.lora.partition("@")
+        if at and base not in LORA_BASES:
+            raise MemplanError(f"Unknown base {base!r} of lora {self.lora!r}.", near_names(base, LORA_BASES))
+        return base
+
+    @property
+    def sharding(self) -> Parallel:
+        """What `parallel` says."""
+        return Parallel.parse(self.parallel)
+
+    @property
     def lora_rank(self) -> int:
         """Rank of the adapters, 0 without them; MemplanError when `lora` is no rank."""
-        rank = self.lora.partition(":")[0]
+        rank = self.lora.partition("@")[0].partition(":")[0]
         if self.lora and not (rank.isascii() and rank.isdigit() and int(rank) >= 1):
             raise MemplanError(f"lora {self.lora!r} has no rank.", "Type --lora 16, or --lora 16:q+v.")
         return int(rank or 0)
@@ -140,7 +219,7 @@ class StepSpec:
     @property
     def lora_names(self) -> tuple[str, ...]:
         """Names of the linears that get adapters; empty for all those of the blocks."""
-        names = self.lora.partition(":")[2]
+        names = self.lora.partition("@")[0].partition(":")[2]
         return tuple(names.split("+")) if names else ()
 
     @property

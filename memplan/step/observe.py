@@ -12,6 +12,7 @@ from memplan.models.generation import generate
 from memplan.record.parity import Mutation, RecomputeDifference
 from memplan.step.builder import TrainStep, no_mark
 from memplan.step.outcome import buffers_kept, outcome, twin
+from memplan.step.precision import autocast
 from memplan.step.region import Region
 from memplan.step.witness import Witness
 
@@ -141,12 +142,11 @@ def without_gradients(step: TrainStep) -> list[str]:
     for way, function in (("training", forward), ("evaluation", forward), ("generation", generation)):
         before = num_entered(regions)
         step.model.train(way == "training")
-        mixed = step.run.step.precision == "bf16-mixed"
         try:
             with (
                 torch.no_grad(),
                 buffers_kept(step.model),
-                torch.autocast(part.tokens.device.type, torch.bfloat16, enabled=mixed),
+                autocast(step.run.step, part.tokens.device),
             ):
                 function()
         except RuntimeError as error:

@@ -17,14 +17,19 @@ DRAWS = 0
 
 
 def outcome(step: TrainStep) -> dict[str, Tensor]:
-    """Loss, gradients, buffers and layers of caches by name, after one accumulation from no gradients and from the same
-    random numbers; buffers are put back."""
+    """Loss, gradients without the loss scale, buffers and layers of caches by name, after one accumulation from no
+    gradients and from the same random numbers; buffers are put back."""
     step.model.zero_grad(set_to_none=True)
     torch.manual_seed(DRAWS)
     with eager_draws(step), buffers_kept(step.model), caches_heard(step.model) as caches:
         loss = step.accumulate()
         buffers = {f"buffer {name}": buffer.clone() for name, buffer in step.model.named_buffers()}
-    grads = {name: param.grad for name, param in step.model.named_parameters() if param.grad is not None}
+    scale = step.update.loss_scale
+    grads = {
+        name: param.grad if scale == 1 else param.grad.float() / scale
+        for name, param in step.model.named_parameters()
+        if param.grad is not None
+    }
     return {"loss": loss} | grads | buffers | {name: torch.cat(parts) for name, parts in caches.items()}
 
 

@@ -15,13 +15,13 @@ from memplan.step.observe import observe
 from memplan.step.outcome import is_state, outcome, twin
 from memplan.step.results import same_bits
 
-SUM_ORDER_TOLERANCE = {"fp32": 2e-5, "bf16": 2**-7, "bf16-mixed": 2**-7}
-"""Largest difference between two orders of one sum, over the sum's largest part.
+SUM_ORDER_TOLERANCE = {"fp32": 2e-5, "bf16": 2**-7, "fp16": 2**-10}
+"""Largest difference between two orders of one sum, over the sum's largest part, by the dtype of its parts.
 
 A sum of n fp32 terms moves by some 1e-7 * sqrt(n); gradients of embeddings add at most a few thousand. bf16 keeps 8
-bits: one rounding, up to 2**-8, of each of two chunks' parts. Longer bf16 sums err by more, and by how much is the
-kernel's affair (torch's CPU layer norm adds its bias's gradient row by row in bf16, and is off by a tenth after some
-hundred rows), so there `ROUNDINGS` times the plain step's own distance from fp32 comes on top.
+bits: one rounding, up to 2**-8, of each of two chunks' parts; fp16 keeps 11. Longer sums err by more, and by how much
+is the kernel's affair (torch's CPU layer norm adds its bias's gradient row by row in bf16, and is off by a tenth after
+some hundred rows), so there `ROUNDINGS` times the plain step's own distance from fp32 comes on top.
 """
 ROUNDINGS = 3
 """The plain step's distance from fp32, and the variant's, which the luck of its order may make twice as large. For
@@ -50,7 +50,7 @@ def compare_steps(reference: TrainStep, variant: TrainStep) -> ParityReport:
     """The report on two steps that were built from the same seed."""
     step = variant.run.step
     why = other_order(reference.run, variant.run)
-    tolerance = SUM_ORDER_TOLERANCE[step.precision] if why else 0.0
+    tolerance = SUM_ORDER_TOLERANCE[step.computed] if why else 0.0
     expected = outcome(reference)
     seen = observe(variant)
     found = seen.outcome

@@ -83,15 +83,16 @@ class Trace:
 def settle(trace: Trace) -> None:
     """Settles the category of every allocation that nobody claimed, from where it was made and where it ended.
 
-    Made in forward, loss or recomputation and alive when that is over: an activation. Made by the optimizer and kept:
-    optimizer state. Made before the first step and kept: other, such as the batch. Everything else is a temporary.
+    Made in forward, loss or recomputation and alive when that is over: an activation. Made by the optimizer, which may
+    step in backward, and kept: optimizer state. Made before the first step and kept: other, such as the batch.
+    Everything else is a temporary.
     """
     for alloc in trace.allocs:
         if alloc.category != "temps" or alloc.op.startswith("hidden:"):
             continue
         if alloc.phase in ("forward", "loss", "recompute") and alloc.died not in ("forward", "loss", alloc.phase):
             alloc.category = "activations"
-        elif alloc.phase == "optimizer" and not alloc.died:
+        elif alloc.phase in ("optimizer", "backward") and not alloc.died:
             alloc.category = "optimizer"
         elif alloc.phase == "init" and not alloc.died:
             alloc.category = "other"

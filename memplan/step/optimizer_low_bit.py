@@ -1,0 +1,40 @@
+"""AdamW with states in 8 or 4 bits, by the libraries that have it: bitsandbytes and torchao."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+from memplan.errors import MemplanError
+
+LOW_BIT = {
+    "adamw-8bit": ("bitsandbytes.optim", "AdamW8bit"),
+    "adamw-8bit-paged": ("bitsandbytes.optim", "PagedAdamW8bit"),
+    "adamw-8bit-torchao": ("torchao.optim", "AdamW8bit"),
+    "adamw-4bit-torchao": ("torchao.optim", "AdamW4bit"),
+}
+"""Module and class by the name of `StepSpec.optimizer`. Source: bitsandbytes 0.50, torchao 0.18."""
+ESTIMATE = "Type memplan estimate, which knows its layout without it."
+
+
+def low_bit_adamw(name: str, params: Sequence[Tensor], **options: float) -> torch.optim.Optimizer:
+    """The library's own optimizer; MemplanError where it is not installed, in a trace, which its kernels do not run in,
+    and for bitsandbytes without CUDA, where its 8-bit states do not serve."""
+    module, kind = LOW_BIT[name]
+    library = module.partition(".")[0]
+    require(library, f"The optimizer {name}")
+    if any(isinstance(param, FakeTensor) for param in params):
+        raise MemplanError(f"A trace cannot run {library}'s kernels, which {name} is made of.", ESTIMATE)
+    if library == "bitsandbytes" and any(not param.is_cuda for param in params):
+        raise MemplanError(f"The optimizer {name} steps on a CUDA GPU only.", ESTIMATE)
+    optimizer: torch.optim.Optimizer = getattr(import_module(module), kind)(params, **options)
+    return optimizer
+
+
+def require(library: str, who: str) -> None:
+    """MemplanError where `library`, which `who` is made by, is not installed."""
+    if find_spec(library) is None:
+        raise MemplanError(f"{who} needs {library}, which is not installed.", ESTIMATE)
