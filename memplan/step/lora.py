@@ -1,4 +1,4 @@
-"""Low-rank adapters on a frozen model.
+"""Low-rank adapters on a frozen model, which may be kept in 4 bits.
 
 Letters: `r` rank, `in` and `out` widths of a linear.
 """
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from memplan.errors import MemplanError, near_names
 from memplan.models.blocks import find_blocks
 from memplan.spec.step import StepSpec
+from memplan.step.optimizer_low_bit import refuse_fake, require
+from memplan.step.precision import DTYPES
 
 ALPHA_OVER_RANK = 2
 """Scale of what an adapter adds: alpha = 2 r, the usual choice."""
@@ -41,7 +43,8 @@ class LoraLinear(nn.Module):
 def add_adapters(model: nn.Module, step: StepSpec) -> None:
     """Freezes `model` and gives adapters to the linears that `step.lora` names, in every block.
 
-    MemplanError with the names that there are when one matches no linear.
+    A name is that of the attribute which holds the linear, whole: `q` for `blocks.0.attn.q`. MemplanError with the
+    names that there are when one matches no linear.
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -56,3 +59,41 @@ def add_adapters(model: nn.Module, step: StepSpec) -> None:
             raise MemplanError(f"No linear of the blocks is called {name!r}.", near_names(name, linears))
         for parent, attribute, linear in linears[name]:
             setattr(parent, attribute, LoraLinear(linear, step.lora_rank, step.dropout))
+    if step.lora_base:
+        quantise(model, step)
+
+
+def quantise(model: nn.Module, step: StepSpec) -> None:
+    """Puts bitsandbytes' 4-bit linears in the place of the linears of the blocks; MemplanError where it is not installed
+    or the model is traced."""
+    who = f"A base in {step.lora_base}"
+    require("bitsandbytes", who)
+    refuse_fake(model.parameters(), who, "bitsandbytes")
+    for block in find_blocks(model, step.blocks).values():
+        for parent in list(block.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(parent, name, in_4_bits(child, step))
+
+
+def in_4_bits(linear: nn.Linear, step: StepSpec) -> nn.Linear:
+    """`linear` with its weight as QLoRA keeps it: 4 bits an element, an 8-bit scale for 64 of them and an fp32 one for
+    256 of those, products in the step's own dtype.
+
+    Source: QLoRA (arXiv 2305.14314), section 3; bitsandbytes 0.50.
+    """
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    weight = linear.weight.detach()
+    options = {"compress_statistics": True, "quant_type": step.lora_base}
+    made: nn.Linear = Linear4bit(
+        linear.in_features,
+        linear.out_features,
+        bias=linear.bias is not None,
+        compute_dtype=DTYPES[step.computed],
+        device="meta",
+        **options,
+    )
+    made.weight = Params4bit(weight, requires_grad=False, **options)
+    made.bias = linear.bias
+    return made.to(weight.device)

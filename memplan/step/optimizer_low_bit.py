@@ -1,6 +1,6 @@
 """AdamW with states in 8 or 4 bits, by the libraries that have it: bitsandbytes and torchao."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -17,7 +17,7 @@ LOW_BIT = {
     "adamw-4bit-torchao": ("torchao.optim", "AdamW4bit"),
 }
 """Module and class by the name of `StepSpec.optimizer`. Source: bitsandbytes 0.50, torchao 0.18."""
-ESTIMATE = "Type memplan estimate, which knows its layout without it."
+ESTIMATE = "Type memplan estimate."
 
 
 def low_bit_adamw(name: str, params: Sequence[Tensor], **options: float) -> torch.optim.Optimizer:
@@ -26,12 +26,17 @@ def low_bit_adamw(name: str, params: Sequence[Tensor], **options: float) -> torc
     module, kind = LOW_BIT[name]
     library = module.partition(".")[0]
     require(library, f"The optimizer {name}")
-    if any(isinstance(param, FakeTensor) for param in params):
-        raise MemplanError(f"A trace cannot run {library}'s kernels, which {name} is made of.", ESTIMATE)
+    refuse_fake(params, f"The optimizer {name}", library)
     if library == "bitsandbytes" and any(not param.is_cuda for param in params):
         raise MemplanError(f"The optimizer {name} steps on a CUDA GPU only.", ESTIMATE)
     optimizer: torch.optim.Optimizer = getattr(import_module(module), kind)(params, **options)
     return optimizer
+
+
+def refuse_fake(params: Iterable[Tensor], who: str, library: str) -> None:
+    """MemplanError where `params`, which the kernels of `library` would read for `who`, are a trace's."""
+    if any(isinstance(param, FakeTensor) for param in params):
+        raise MemplanError(f"{who} runs kernels of {library}, which a trace cannot.", ESTIMATE)
 
 
 def require(library: str, who: str) -> None:
