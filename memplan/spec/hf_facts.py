@@ -115,7 +115,7 @@ def _fill(family: Family, said: Facts, prefix: str, where: str, filled: Facts) -
             default = values["num_attention_heads"]
         values[key] = default(values) if callable(default) else default
         plain = type(values[key]) is int and (not callable(default) or key == "num_key_value_heads")
-        if key not in QUIET and (plain or key == "tie_word_embeddings" or (key.endswith("bias") and values[key])):
+        if key not in QUIET and (plain or key == "tie_word_embeddings"):
             filled[prefix + key] = values[key]
     if values.get("use_sliding_window") is False:
         values["sliding_window"] = None

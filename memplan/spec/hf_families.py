@@ -123,7 +123,8 @@ FAMILIES: dict[str, Family] = {
             "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "tie_word_embeddings": True,
         },
         trains=("BertForMaskedLM",), divides=True,
-        only={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
+        only={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute",
+              "chunk_size_feed_forward": 0},
     ),
     "vit": Family(
         keys=_ENCODER | {

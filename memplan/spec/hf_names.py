@@ -35,7 +35,7 @@ NOTHING = frozenset((
 QUIET = frozenset((
     "pooler_output_size", "query_pre_attn_scalar", "no_rope_layer_interval", "sliding_window_pattern",
     "full_attention_interval", "max_window_layers", "image_token_index", "image_token_id", "image_patch_id",
-    "decoder_sparse_step", "original_max_position_embeddings", "mm_tokens_per_image",
+    "decoder_sparse_step", "num_channels", "num_labels", "original_max_position_embeddings", "mm_tokens_per_image",
 ))  # fmt: skip
 """Keys whose defaults are not worth a word."""
 NULLABLE = frozenset(("sliding_window", "q_lora_rank", "n_group", "topk_group"))
