@@ -40,7 +40,7 @@ def decoder_letters(config: Facts) -> DecoderSpec:
             "max_position_embeddings": facts["n_positions"], "hidden_act": facts["activation_function"],
         }  # fmt: skip
     heads, width = facts["num_attention_heads"], facts["hidden_size"]
-    heads_kv: int = facts.get("num_key_value_heads", heads)
+    heads_kv = int(facts.get("num_key_value_heads") or heads)
     biases = kind in ("gpt2", "bert", "vit", "siglip_vision_model")
     biased = biases or bool(facts.get("attention_bias"))
     layer = kind in LAYER_NORMS
@@ -135,7 +135,7 @@ def _rope(facts: Facts) -> dict[str, Any]:
     parameters = dict(parameters.get("full_attention", parameters))
     found: dict[str, Any] = {"rope_theta": float(parameters.get("rope_theta", 10000.0))}
     if parameters.get("rope_type") == "llama3":
-        original: int = parameters.get("original_max_position_embeddings", facts["max_position_embeddings"])
+        original = int(parameters.get("original_max_position_embeddings") or facts["max_position_embeddings"])
         factors = {name: float(parameters[name]) for name in ("factor", "low_freq_factor", "high_freq_factor")}
         found["rope_scaling"] = RopeScaling(**factors, original_max_positions=original)
     return found

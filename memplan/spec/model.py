@@ -210,6 +210,8 @@ class ModelSpec:
     """What `hf` builds from, transformers' configuration as canonical JSON; `pkg.mod:make` for `user`."""
     source: str
     """Where the facts come from."""
+    notes: tuple[str, ...] = ()
+    """What was assumed about the model because its configuration does not say it."""
 
     def frozen_to(self, names: str) -> "ModelSpec":
         """This model with just the components of `names`, `embedding+vision` or `none`, frozen; MemplanError when one

@@ -12,7 +12,7 @@ from memplan.spec.model import ConnectorSpec, DecoderSpec, ModelSpec, RopeScalin
 from memplan.spec.step import StepSpec
 
 NOT_ASKED = {
-    "model": ("source", "seq", "precision", "images"),
+    "model": ("source", "seq", "precision", "images", "notes"),
     "device": ("source",),
 }
 """Fields that leave a run's identity alone."""
@@ -101,5 +101,6 @@ class RunSpec:
             model["vision"] = VisionSpec(**model["vision"] | {"layers_read": tuple(model["vision"]["layers_read"])})
             model["connector"] = ConnectorSpec(**model["connector"])
         model["frozen"] = tuple(model["frozen"])
+        model["notes"] = tuple(model.get("notes", ()))
         step = {"workload": "vlm" if data["step"].get("images") else "lm"} | data["step"]
         return RunSpec(model=ModelSpec(**model), step=StepSpec(**step), device=DeviceSpec(**data["device"]))
