@@ -1,0 +1,25 @@
+"""transformers' models over the ledger, one module a kin: built from a config, module for module as transformers 5.24
+has them."""
+
+import json
+from importlib import import_module
+from typing import Any
+
+from memplan.errors import MemplanError
+from memplan.estimate.tape import Tape
+from memplan.spec.run import RunSpec
+
+FAMILIES: dict[str, str] = {}
+"""`model_type` of a config -> module of this package and its class."""
+
+
+def make(tape: Tape, run: RunSpec) -> Any:
+    """The model of `run`'s config; MemplanError for a family without one."""
+    kind = json.loads(run.model.config).get("model_type", "")
+    if kind not in FAMILIES:
+        raise MemplanError(
+            f"estimate has no formulas for models of the type {kind!r}.",
+            "Type memplan trace, which runs the real step; known: " + ", ".join(sorted(FAMILIES)) + ".",
+        )
+    module, _, name = FAMILIES[kind].partition(":")
+    return getattr(import_module(f"memplan.estimate.families.{module}"), name)(tape, run)

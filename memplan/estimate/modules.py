@@ -1,0 +1,158 @@
+"""Modules over the ledger: linears, norms, embeddings, and how their calls hold what torch's hold.
+
+Letters: as in `spec.model`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from memplan.estimate import ops
+from memplan.estimate.ops import LOW, add, dropout, for_autocast, mean_last, mul, rsqrt, shift, square, to
+from memplan.estimate.products import embedding, linear
+from memplan.estimate.tape import Node, Parameter, Tape, Tensor
+
+
+class Module:
+    """A part of a model; a call holds its arguments until it returns, as torch's `Module.__call__` does."""
+
+    def __init__(self, tape: Tape, name: str = "") -> None:
+        self.tape = tape
+        self.name = name
+        self.around: Callable[..., Any] | None = None
+        """What runs `forward` instead: a checkpointed region."""
+
+    def __call__(self, *args: Any) -> Any:
+        tape, outer = self.tape, self.tape.part
+        tape.part = f"{outer}.{self.name}" if outer else self.name
+        run = self.forward if self.around is None else self.around
+        try:
+            return run(*args)
+        finally:
+            tape.part = outer
+
+    def forward(self, *args: Any) -> Any:
+        """What the module does."""
+        raise NotImplementedError
+
+    def children(self) -> dict[str, "Module"]:
+        """Modules that are attributes of this one, by attribute."""
+        return {name: child for name, child in vars(self).items() if isinstance(child, Module)}
+
+    def parameters(self) -> list[Parameter]:
+        """Its own parameters and its children's."""
+        own = [value for value in vars(self).values() if isinstance(value, Parameter)]
+        for child in self.children().values():
+            own += child.parameters()
+        return own
+
+
+class Linear(Module):
+    """x [..., I] -> [..., O], with an adapter beside a frozen matrix where the step has one for its name."""
+
+    def __init__(self, tape: Tape, name: str, width: int, out: int, *, bias: bool = False) -> None:
+        super().__init__(tape, name)
+        setup = tape.setup
+        rank = setup.adapter_rank(name, tape.component)
+        self.drop = setup.dropout if rank else 0.0
+        self.weight = setup.parameter(tape, f"{name}.weight", (out, width))
+        self.bias = setup.parameter(tape, f"{name}.bias", (out,)) if bias else None
+        self.down = self.up = None
+        if rank:
+            self.down = setup.parameter(tape, f"{name}.lora_down", (rank, width), adapter=True)
+            self.up = setup.parameter(tape, f"{name}.lora_up", (out, rank), adapter=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.down is None or self.up is None:
+            return linear(x, self.weight, self.bias)
+        out = linear(x, self.weight, self.bias)
+        inner = dropout(x, self.drop)
+        return add(out, linear(linear(inner, self.down), self.up))
+
+
+class RMSNorm(Module):
+    """Root-mean-square norm: `eager` by elementwise ops in fp32, or torch's own; `offset` multiplies by 1 + weight in
+    fp32, and `late` casts back behind the weight."""
+
+    def __init__(self, tape: Tape, name: str, width: int, kind: str, *, offset: bool = False, late: bool = False) -> None:
+        super().__init__(tape, name)
+        self.kind = kind
+        self.offset = offset
+        self.late = late
+        self.weight = tape.setup.parameter(tape, f"{name}.weight", (width,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "fused":
+            return fused_rms_norm(x, shift(self.weight) if self.offset else self.weight)
+        dtype = x.dtype
+        x = to(x, "float32")
+        if self.offset:
+            x = mul(x, rsqrt(shift(mean_last(square(x)))))
+            return to(mul(x, shift(to(self.weight, "float32"))), dtype)
+        if self.late:
+            x = mul(x, rsqrt(shift(mean_last(square(x)))))
+            return to(mul(self.weight, x), dtype)
+        return mul(self.weight, to(mul(x, rsqrt(shift(mean_last(square(x))))), dtype))
+
+
+def fused_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """torch's rms_norm: on CUDA one kernel that saves its input and the fp32 root of each row; on the CPU the same of
+    elementwise ops in fp32."""
+    tape = x.tape
+    x, weight = for_autocast("rms_norm", x, weight)
+    if tape.rules == "cpu":
+        dtype = x.dtype
+        wide = to(x, "float32")
+        root = rsqrt(shift(mean_last(square(wide))))
+        return mul(to(mul(wide, root), dtype), weight) if dtype in LOW else mul(mul(wide, root), weight)
+    rows = x.shape[:-1]
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        of_x = tape.new("_fused_rms_norm_backward", saved[0].shape, saved[0].dtype)
+        of_weight = None if node.edges[1] is None else tape.new("_fused_rms_norm_backward", node.info, saved[1].dtype)
+        return [of_x, of_weight]
+
+    node = tape.record("_fused_rms_norm", (x, weight), backward, (x, weight), info=weight.shape)
+    out, root = tape.make("_fused_rms_norm", (x.shape, x.dtype), ((*rows, 1), "float32"))
+    return tape.link(node, out, saved=(root,))
+
+
+class LayerNorm(Module):
+    """torch's layer norm: saves its input, mean and root of each row, fp32 on CUDA and the weight's dtype on the CPU."""
+
+    def __init__(self, tape: Tape, name: str, width: int, *, bias: bool = True) -> None:
+        super().__init__(tape, name)
+        self.weight = tape.setup.parameter(tape, f"{name}.weight", (width,))
+        self.bias = tape.setup.parameter(tape, f"{name}.bias", (width,)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        tape, weight, bias = self.tape, self.weight, self.bias
+        (x,) = for_autocast("layer_norm", x)
+        stats = "float32" if tape.rules == "cuda" else weight.dtype
+
+        def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+            of_x = tape.new("native_layer_norm_backward", saved[0].shape, saved[0].dtype)
+            vectors = [
+                None if edge is None else tape.new("native_layer_norm_backward", node.info, weight_dtype)
+                for edge in node.edges[1:]
+            ]
+            return [of_x, *vectors]
+
+        weight_dtype = weight.dtype
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        node = tape.record("native_layer_norm", inputs, backward, (x, weight), info=weight.shape)
+        rows = (*x.shape[:-1], 1)
+        out, mean, root = tape.make("native_layer_norm", (x.shape, x.dtype), (rows, stats), (rows, stats))
+        return tape.link(node, out, saved=(mean, root))
+
+
+class Embedding(Module):
+    """Token table [V, H], with a second one of `extra` rows concatenated below it at each forward."""
+
+    def __init__(self, tape: Tape, name: str, vocab: int, width: int, *, extra: int = 0) -> None:
+        super().__init__(tape, name)
+        self.weight = tape.setup.parameter(tape, f"{name}.weight", (vocab, width))
+        self.extra = tape.setup.parameter(tape, f"{name}.extra", (extra, width), always=True) if extra else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        table: Tensor = self.weight if self.extra is None else ops.cat((self.weight, self.extra), 0)
+        return embedding(table, tokens)

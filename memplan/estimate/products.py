@@ -1,0 +1,202 @@
+"""Matrix products, lookups and sorts: what they make and save, and what their backward makes.
+
+Letters: `N` rows, `I` inputs, `O` outputs of a linear; `E` experts, `k` experts a token.
+"""
+
+from typing import Any
+
+from memplan.estimate.ops import FLOATS, cast_weight, flatten, softmax, sum_to, to, transpose, view
+from memplan.estimate.tape import Node, Shape, Tensor
+
+
+def workspace(x: Tensor) -> None:
+    """The workspace that cuBLAS takes for good with the first product of each thread."""
+    tape = x.tape
+    tape.stay(f"cublas workspace of the {tape.thread} thread", tape.workspace_bytes)
+
+
+def lowered(x: Tensor) -> Tensor:
+    """A product's input under autocast."""
+    dtype = x.tape.autocast
+    return x if dtype is None or x.dtype not in FLOATS else to(x, dtype)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., I] by a matrix [O, I], and a bias [O]: saves the rows where the matrix trains, and the matrix where the
+    rows want a gradient."""
+    x, weight = lowered(x), cast_weight(weight)
+    bias = None if bias is None else cast_weight(bias)
+    rows = x if len(x.shape) == 2 else flatten(x, 0, -2)
+    out = mm(rows, transpose(weight, 0, 1), bias)
+    return out if len(x.shape) == 2 else view(out, *x.shape[:-1], out.shape[-1])
+
+
+def mm(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """rows [N, I] x matrix [I, O] (+ bias [O]), torch's `mm` or `addmm`."""
+    tape = rows.tape
+    op = "mm" if bias is None else "addmm"
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        left, right = saved
+        grad, shapes = grads[0], node.info
+        workspace(grad)
+        of_rows = None if right is None else tape.make("mm", (shapes[0], grad.dtype))
+        of_matrix = None if left is None else tape.make("mm", (shapes[1], grad.dtype))
+        of_bias = tape.new("sum", shapes[2], grad.dtype) if len(node.edges) > 2 and node.edges[2] is not None else None
+        return [of_rows, of_matrix, of_bias]
+
+    inputs = (rows, matrix) if bias is None else (rows, matrix, bias)
+    saves = (rows if matrix.requires_grad else None, matrix if rows.requires_grad else None)
+    shapes = (rows.shape, matrix.shape, None if bias is None else bias.shape)
+    node = tape.record(op, inputs, backward, saves, info=shapes)
+    workspace(rows)
+    return tape.link(node, tape.make(op, ((rows.shape[0], matrix.shape[1]), rows.dtype)))
+
+
+def bmm(x: Tensor, y: Tensor) -> Tensor:
+    """Batched product [..., n, m] x [..., m, p] of equal leading dimensions, dense as `matmul` wants them."""
+    x, y = lowered(x), lowered(y)
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        left, right = saved
+        workspace(grads[0])
+        of_x = None if right is None else tape.make("bmm", (node.info[0], grads[0].dtype))
+        of_y = None if left is None else tape.make("bmm", (node.info[1], grads[0].dtype))
+        return [of_x, of_y]
+
+    saves = (x if y.requires_grad else None, y if x.requires_grad else None)
+    node = tape.record("bmm", (x, y), backward, saves, info=(x.shape, y.shape))
+    workspace(x)
+    return tape.link(node, tape.make("bmm", ((*x.shape[:-1], y.shape[-1]), x.dtype)))
+
+
+def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor, op: str = "_grouped_mm") -> Tensor:
+    """rows [n, I] by one matrix an expert of weight [E, I, O], sorted by expert: saves rows, matrices and ends."""
+    tape = rows.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        of_rows = tape.make(op, (node.info[0], grads[0].dtype))
+        of_weight = tape.make(op, (node.info[1], grads[0].dtype))
+        return [of_rows, of_weight, None]
+
+    node = tape.record(op, (rows, weight, ends), backward, (rows, weight, ends), info=(rows.shape, weight.shape))
+    return tape.link(node, tape.make(op, ((rows.shape[0], weight.shape[-1]), rows.dtype)))
+
+
+def embedding(table: Tensor, tokens: Tensor) -> Tensor:
+    """Rows of table [V, H] for tokens [...]: saves the tokens; backward makes a whole table."""
+    tape = table.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        grad, shape = grads[0], node.info
+        out = tape.new("embedding_dense_backward", shape, grad.dtype)
+        if tape.rules == "cuda":
+            tape.hidden("embedding_dense_backward", *embedding_temps(saved[0].numel, shape, grad.width))
+        return [out]
+
+    node = tape.record("embedding", (table,), backward, (tokens,), info=table.shape)
+    return tape.link(node, tape.make("embedding", ((*tokens.shape, table.shape[-1]), table.dtype)))
+
+
+def embedding_temps(num: int, table: Shape, width: int) -> tuple[int, ...]:
+    """Bytes inside the table's gradient over `num` tokens: nothing up to 3,072, above sorted indices and fp32 sums of
+    runs. Source: embedding_dense_backward_cuda, aten/src/ATen/native/cuda/Embedding.cu, torch 2.13."""
+    vocab, hidden = table
+    if not isinstance(num, int):
+        import numpy as np
+
+        segments: Any = np.minimum(num, vocab)
+        partials = num // 10 + segments
+        sums = partials * hidden * max(width, 4)
+        return (np.where(num > 3072, 24 * num + 16 * segments + 8 * partials + sums, 0),)
+    if num <= 3072:
+        return ()
+    segments = min(num, vocab)
+    partials = num // 10 + segments
+    return 8 * num, 8 * num, 8 * num, 8, 8 * segments, 8 * segments, 8, 8 * partials, partials * hidden * max(width, 4)
+
+
+def index_select(x: Tensor, index: Tensor, op: str = "index_select") -> Tensor:
+    """Rows of x [N, ...] by index [n]: saves the index; backward adds into zeros of the whole."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [tape.new(f"{op}_backward", node.info, grads[0].dtype)]
+
+    node = tape.record(op, (x,), backward, (index,), info=x.shape)
+    return tape.link(node, tape.make(op, ((*index.shape, *x.shape[1:]), x.dtype)))
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """Entries of x along its last dimension: saves the index; backward scatters into zeros."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [tape.new("gather_backward", node.info, grads[0].dtype)]
+
+    node = tape.record("gather", (x,), backward, (index,), info=x.shape)
+    return tape.link(node, tape.make("gather", (index.shape, x.dtype)))
+
+
+def topk(x: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """The largest `num` along the last dimension and their int64 places, which it saves."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [None if grads[0] is None else tape.new("value_selecting_reduction_backward", node.info, grads[0].dtype)]
+
+    shape = (*x.shape[:-1], num)
+    node = tape.record("topk", (x,), backward, info=x.shape)
+    values, places = tape.make("topk", (shape, x.dtype), (shape, "int64"))
+    tape.link(node, values, saved=(places,))
+    return values, places
+
+
+def plain(x: Tensor, op: str, *outputs: tuple[Shape, str]) -> Any:
+    """What an op makes that no gradient goes through: sorts, comparisons, counts."""
+    return x.tape.make(op, *outputs)
+
+
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """`x` with entries replaced by a number: saves the mask; backward fills a copy of the gradient."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [tape.new("masked_fill", grads[0].shape, grads[0].dtype)]
+
+    node = tape.record("masked_fill", (x,), backward, (mask,))
+    return tape.link(node, tape.make("masked_fill", (x.shape, x.dtype)))
+
+
+def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Entries of `x` where `mask`, of `y` elsewhere: saves the mask."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        grad = grads[0]
+        of_x = None if node.edges[0] is None else sum_to(tape.new("where", grad.shape, grad.dtype), node.info[0])
+        of_y = None if node.edges[1] is None else sum_to(tape.new("where", grad.shape, grad.dtype), node.info[1])
+        return [of_x, of_y]
+
+    node = tape.record("where", (x, y), backward, (mask,), info=(x.shape, y.shape))
+    return tape.link(node, tape.make("where", (x.shape if len(x.shape) >= len(y.shape) else y.shape, x.dtype)))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Summed over rows [N, V] of fp32: saves log-probabilities; backward makes two tensors of their size."""
+    tape = logits.tape
+    probs = log_softmax(logits)
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [tape.new("nll_loss_backward", node.info, "float32")]
+
+    node = tape.record("nll_loss", (probs,), backward, (probs, labels), info=probs.shape)
+    out, weight = tape.make("nll_loss_forward", ((), "float32"), ((), "float32"))
+    return tape.link(node, out, saved=(weight,))
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """Over the last dimension; saves its result."""
+    return softmax(x, op="_log_softmax")
+

@@ -1,0 +1,57 @@
+"""How a step's parameters are made: their dtype, which of them train, which linears get adapters."""
+
+from dataclasses import dataclass
+
+from memplan.estimate.tape import Parameter, Shape, Tape
+from memplan.spec.run import RunSpec
+
+PARAM_DTYPES = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "bf16-mixed": "float32",
+    "fp16-mixed": "float32",
+    "bf16-masters": "bfloat16",
+    "fp16-masters": "float16",
+}
+AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a module asks when it makes its parameters."""
+
+    dtype: str
+    """Of parameters."""
+    frozen: tuple[str, ...]
+    """Components that do not train."""
+    rank: int
+    """Of adapters, 0 without."""
+    adapted: tuple[str, ...]
+    """Names of the linears that get adapters; empty for all those of the blocks."""
+    dropout: float
+    """Probability of dropping an element."""
+
+    @staticmethod
+    def of(run: RunSpec) -> "Setup":
+        """The set-up of `run`."""
+        frozen = run.model.frozen
+        if run.model.decoder.tied and "head" in frozen:
+            frozen = (*frozen, "embedding")
+        return Setup(
+            dtype=PARAM_DTYPES[run.step.precision],
+            frozen=frozen,
+            rank=run.step.lora_rank,
+            adapted=run.step.lora_names,
+            dropout=run.step.dropout,
+        )
+
+    def adapter_rank(self, name: str, component: str) -> int:
+        """Rank of the adapter beside the linear `name`, 0 without."""
+        wanted = self.rank and component == "blocks" and (not self.adapted or name in self.adapted)
+        return self.rank if wanted else 0
+
+    def parameter(self, tape: Tape, name: str, shape: Shape, *, adapter: bool = False, always: bool = False) -> Parameter:
+        """A parameter of the component that is being built; `always` trains even where that is frozen."""
+        trains = adapter if self.rank else always or tape.component not in self.frozen
+        return tape.parameter(name, shape, self.dtype, trains=trains)

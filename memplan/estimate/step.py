@@ -1,0 +1,96 @@
+"""One training step over the ledger: forward, loss and backward by chunks, clipping, optimizer.
+
+A step of more than two chunks is told by two: every later one is as the second, whose gradients are there already.
+"""
+
+from typing import Any
+
+from memplan.estimate import families, optimizers
+from memplan.estimate.losses import summed_loss
+from memplan.estimate.model import LanguageModel
+from memplan.estimate.ops import narrow, scale
+from memplan.estimate.setup import AUTOCAST, Setup
+from memplan.estimate.tape import Tape, Tensor
+from memplan.spec.run import RunSpec
+from memplan.units import MIB
+
+GENERATIONS = {
+    "a100": (8, 0), "h100": (9, 0), "h200": (9, 0), "b200": (10, 0), "l40s": (8, 9), "rtx-4090": (8, 9),
+    "rtx-5090": (12, 0), "rtx-pro-6000": (12, 0),
+}  # fmt: skip
+"""Compute capability by the beginning of a card's name. Source: CUDA C++ Programming Guide, compute capabilities."""
+WORKSPACE_BYTES = {8: 8_519_680, 9: 32 * MIB, 10: 32 * MIB, 12: 32 * MIB}
+"""cuBLAS's workspace for each thread, by the capability's first number. Source: `parseChosenWorkspaceSize`,
+aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13."""
+
+
+def new_tape(run: RunSpec) -> Tape:
+    """An empty ledger under the rules of `run`'s device."""
+    name = run.device.name
+    generation = next((pair for start, pair in GENERATIONS.items() if name.startswith(start)), (9, 0))
+    on_cuda = run.device.rules == "cuda"
+    tape = Tape(run.device.rules, generation=generation, workspace_bytes=WORKSPACE_BYTES[generation[0]] * on_cuda)
+    tape.setup = Setup.of(run)
+    return tape
+
+
+def build(tape: Tape, run: RunSpec) -> Any:
+    """The model of `run` over `tape`."""
+    if run.model.impl == "hf":
+        return families.make(tape, run)
+    return LanguageModel(tape, run)
+
+
+def write_step(run: RunSpec) -> Tape:
+    """The ledger of one steady step of `run`, its optimizer's state there from the start."""
+    tape, step = new_tape(run), run.step
+    model = build(tape, run)
+    tape.part = ""
+    batch = make_batch(tape, run)
+    params = optimizers.trainable(tape)
+    optimizers.make_states(tape, step.optimizer, params)
+    for thread in ("forward", "backward"):  # taken in the first step already
+        tape.stay(f"cublas workspace of the {thread} thread", tape.workspace_bytes)
+    for index in range(min(step.chunks, 2)):
+        run_chunk(tape, run, model, chunk_of(batch, step.micro_batch), first=index == 0)
+    tape.mark("optimizer")
+    if step.clip is not None:
+        norms = [tape.allocate("_foreach_norm", (), "float32", copies=p.copies) for p in params]
+        stacked = tape.allocate("stack", (sum(p.copies for p in params),), "float32")
+        norms.clear()
+        del stacked
+    optimizers.step(tape, step.optimizer, params)
+    tape.mark("end")
+    optimizers.release(params)
+    return tape
+
+
+def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], *, first: bool) -> None:
+    """Forward, loss and backward of one chunk."""
+    step = run.step
+    tape.mark("forward")
+    tape.autocast = AUTOCAST.get(step.precision)
+    hidden = [model.forward(batch)]
+    tape.mark("loss")
+    valid = batch["labels"].numel
+    if run.step.images:
+        valid = batch["labels"].shape[0] * (step.seq - run.model.image_tokens(step.images) + 1)
+    loss = summed_loss(
+        tape, hidden, model.head, batch["labels"], kind=step.loss_kind, parts=step.loss_chunks, valid=valid
+    )
+    tape.leave_autocast()
+    loss = scale(loss, "div")
+    tape.mark("backward")
+    tape.backward(loss)
+
+
+def make_batch(tape: Tape, run: RunSpec) -> dict[str, Tensor]:
+    """The batch of the whole step, alive throughout."""
+    step = run.step
+    shape = (step.batch, step.seq)
+    return {name: tape.new(name, shape, "int64", category="other") for name in ("tokens", "labels")}
+
+
+def chunk_of(batch: dict[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Views of `size` samples."""
+    return {name: narrow(tensor, 0, size) for name, tensor in batch.items()}

@@ -1,0 +1,385 @@
+"""A ledger of tensors' sizes: what is alive at each moment of a step, by autograd's own rules of who keeps what.
+
+Modules written over it (`modules`, `reference`, `families`) say which ops they run; `ops` and `kernels` say of each op
+what it makes, what it saves and what its backward makes. Python's reference counts end a tensor where they would end
+torch's. Sizes may be whole numbers or numpy arrays of them, one entry a configuration.
+
+Source: the op's entries in torch's derivatives.yaml and autograd engine (engine.cpp, input_buffer.cpp,
+accumulate_grad.h), torch 2.13, read and written down anew. Checked: tests/estimate/test_tape.py and the agreement of
+whole steps with the trace, tests/estimate/test_agreement.py.
+"""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from memplan.dtypes import ELEMENT_BYTES
+
+CUDA_BLOCK_BYTES = 512
+"""The allocator rounds each request up to this. Source: kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp."""
+
+Shape = tuple[int, ...]
+Grads = Sequence["Tensor | None"]
+Backward = Callable[["Node", list[Any], list[Any]], Grads]
+"""(node, saved tensors, gradients of its outputs) -> gradients of its inputs."""
+
+
+class Alloc:
+    """One storage, from the op that made it to its end."""
+
+    __slots__ = ("category", "copies", "died", "dtype", "num_bytes", "op", "part", "phase", "shape")
+
+    def __init__(self, num_bytes: int, op: str, part: str, phase: str, shape: Shape, dtype: str) -> None:
+        self.num_bytes = num_bytes
+        """Bytes as the allocator counts them, of all its copies."""
+        self.op = op
+        self.part = part
+        """Path of the module, the number of a block left out."""
+        self.phase = phase
+        self.shape = shape
+        self.dtype = dtype
+        self.category = ""
+        """Empty until settled."""
+        self.died = ""
+        """Phase in which it ended, empty while it lives."""
+        self.copies = 1
+        """Equal storages that it stands for."""
+
+
+class Storage:
+    """Memory that ends with its last reference."""
+
+    __slots__ = ("__weakref__", "index", "tape")
+
+    def __init__(self, tape: "Tape", index: int) -> None:
+        self.tape = tape
+        self.index = index
+
+    def __del__(self) -> None:
+        self.tape.end(self.index)
+
+
+class Tensor:
+    """Shape and dtype over a storage; views share one."""
+
+    __slots__ = ("__weakref__", "dense", "dtype", "node", "requires_grad", "shape", "slot", "storage")
+
+    def __init__(self, storage: Storage, shape: Shape, dtype: str, *, dense: bool = True) -> None:
+        self.storage = storage
+        self.shape = shape
+        self.dtype = dtype
+        self.dense = dense
+        """Whether it has its elements to itself; an expanded tensor has not."""
+        self.node: Node | None = None
+        self.slot = 0
+        self.requires_grad = False
+
+    @property
+    def tape(self) -> "Tape":
+        """Where it is noted."""
+        return self.storage.tape
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return ELEMENT_BYTES[self.dtype]
+
+    def alias(self, shape: Shape | None = None, *, dense: bool | None = None) -> "Tensor":
+        """The same memory under `shape`, without history."""
+        return Tensor(
+            self.storage,
+            self.shape if shape is None else shape,
+            self.dtype,
+            dense=self.dense if dense is None else dense,
+        )
+
+
+class Parameter(Tensor):
+    """A leaf that may train; `copies` equal ones in the blocks that it speaks for."""
+
+    __slots__ = ("component", "copies", "grad", "name", "others", "state")
+
+    def __init__(self, storage: Storage, shape: Shape, dtype: str, *, name: str, component: str, copies: int) -> None:
+        super().__init__(storage, shape, dtype)
+        self.name = name
+        self.component = component
+        self.copies = copies
+        self.grad: Tensor | None = None
+        self.others: Storage | None = None
+        """Gradients of the other copies."""
+        self.state: list[Storage] = []
+        """What an optimizer keeps for it."""
+
+
+class Node:
+    """What backward does for one op."""
+
+    __slots__ = ("backward", "dtypes", "edges", "info", "name", "part", "saved", "seq")
+
+    def __init__(
+        self, name: str, seq: int, edges: tuple[Any, ...], saved: list[Any], backward: Backward, info: Any, part: str
+    ) -> None:
+        self.name = name
+        self.seq = seq
+        self.edges = edges
+        self.saved = saved
+        self.backward = backward
+        self.info = info
+        self.part = part
+        self.dtypes: list[str] = []
+        """Of its outputs, which their gradients take."""
+
+    def __lt__(self, other: "Node") -> bool:
+        return self.seq > other.seq
+
+
+class Tape:
+    """The ledger of one step."""
+
+    def __init__(self, rules: str, *, generation: tuple[int, int] = (9, 0), workspace_bytes: int = 0) -> None:
+        self.rules = rules
+        """`cuda` or `cpu`: whose rounding, kernels and autocast lists hold."""
+        self.generation = generation
+        """Compute capability of the card."""
+        self.workspace_bytes = workspace_bytes
+        """What cuBLAS takes for each thread that runs products."""
+        self.allocs: list[Alloc] = []
+        self.events: list[int] = []
+        """Index of an allocation where it begins, its complement where it ends."""
+        self.marks: list[tuple[int, str]] = []
+        """Where each phase begins."""
+        self.phase = "init"
+        self.part = ""
+        self.parameters: list[Parameter] = []
+        self.copies = 1
+        """Blocks that a parameter made now speaks for."""
+        self.component = "blocks"
+        """What a parameter made now belongs to."""
+        self.grad_enabled = True
+        self.autocast: str | None = None
+        """Low-precision dtype where autocast is on."""
+        self.casts: dict[Parameter, Tensor] = {}
+        """Autocast's copies of weights."""
+        self.cast_others: list[Storage] = []
+        """The same copies in blocks that others speak for."""
+        self.setup: Any = None
+        """How the step makes parameters."""
+        self.frame: Any = None
+        """The checkpointed region that runs now, if one does."""
+        self.policy: Any = None
+        """What a selective region keeps."""
+        self.on_grad: Callable[[Parameter], None] | None = None
+        """Who hears that a gradient is complete."""
+        self.thread = "forward"
+        self.once: set[str] = set()
+        """Names of what is allocated once and for good."""
+        self.kept: list[Any] = []
+        """What stays for as long as the ledger is written."""
+        self._seq = 0
+
+    def leave_autocast(self) -> None:
+        """Ends autocast, and with it the copies that nobody saved."""
+        self.autocast = None
+        self.casts.clear()
+        self.cast_others.clear()
+
+    def mark(self, phase: str) -> None:
+        """Says that `phase` begins now."""
+        self.phase = phase
+        self.marks.append((len(self.events), phase))
+
+    def rounded(self, num_bytes: int) -> int:
+        """Bytes that the device's allocator takes for a request."""
+        if self.rules == "cpu":
+            return num_bytes
+        return -(-num_bytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
+
+    def allocate(self, op: str, shape: Shape, dtype: str, *, category: str = "", copies: int = 1) -> Storage:
+        """Memory for `copies` tensors of `shape`."""
+        num_bytes = self.rounded(math.prod(shape) * ELEMENT_BYTES[dtype]) * copies
+        alloc = Alloc(num_bytes, op, self.part, self.phase, shape, dtype)
+        alloc.category = category
+        alloc.copies = copies
+        index = len(self.allocs)
+        self.allocs.append(alloc)
+        self.events.append(index)
+        return Storage(self, index)
+
+    def end(self, index: int) -> None:
+        """Notes that a storage is gone."""
+        self.allocs[index].died = self.phase
+        self.events.append(~index)
+
+    def new(self, op: str, shape: Shape, dtype: str, *, category: str = "") -> Tensor:
+        """A tensor of its own that no policy is asked about."""
+        return Tensor(self.allocate(op, shape, dtype, category=category), shape, dtype)
+
+    def make(self, op: str, *outputs: tuple[Shape, str]) -> Any:
+        """What `op` makes: a tensor, or a list of several; a selective region may keep them, or have kept them."""
+        if self.policy is not None:
+            made = self.policy.outputs(self, op, outputs)
+        else:
+            made = [self.new(op, shape, dtype) for shape, dtype in outputs]
+        return made[0] if len(made) == 1 else made
+
+    def hidden(self, op: str, *sizes: int) -> None:
+        """Bytes that an op takes inside itself, all at once, until it returns."""
+        held = [self.allocate(op, (size,), "uint8") for size in sizes]
+        held.clear()
+
+    def stay(self, name: str, num_bytes: int) -> None:
+        """Bytes that the first op which needs them takes for good."""
+        if name in self.once or not num_bytes:
+            return
+        self.once.add(name)
+        storage = self.allocate(name, (num_bytes,), "uint8", category="other")
+        self.kept.append(storage)
+
+    def parameter(self, name: str, shape: Shape, dtype: str, *, trains: bool) -> Parameter:
+        """A parameter of the module that is being built."""
+        storage = self.allocate("parameter", shape, dtype, category="params", copies=self.copies)
+        parameter = Parameter(storage, shape, dtype, name=name, component=self.component, copies=self.copies)
+        parameter.requires_grad = trains
+        self.parameters.append(parameter)
+        return parameter
+
+    def record(self, name: str, inputs: Iterable[Tensor | None], backward: Backward, saves: Any = (), info: Any = None) -> Node | None:  # fmt: skip
+        """The node of an op on `inputs` that saves `saves`; None where nothing asks for gradients."""
+        if not self.grad_enabled:
+            return None
+        edges = tuple(
+            None if t is None or not t.requires_grad else ((t, 0) if t.node is None else (t.node, t.slot))
+            for t in inputs
+        )
+        if not any(edges):
+            return None
+        self._seq += 1
+        node = Node(name, self._seq, edges, [], backward, info, self.part)
+        for tensor in saves:
+            node.saved.append(None if tensor is None else self.pack(tensor))
+        return node
+
+    def link(self, node: Node | None, *outputs: Tensor, saved: Sequence[Tensor] = ()) -> Any:
+        """`outputs` as those of `node`, which saves some of them too."""
+        if node is not None:
+            for slot, out in enumerate(outputs):
+                out.node, out.slot, out.requires_grad = node, slot, True
+                node.dtypes.append(out.dtype)
+            node.saved += [self.pack(tensor) for tensor in saved]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def pack(self, tensor: Tensor) -> Any:
+        """What a node holds of a tensor that it saves."""
+        return tensor.alias() if self.frame is None else self.frame.pack(tensor)
+
+    def backward(self, root: Tensor) -> None:
+        """Runs backward from a scalar."""
+        assert root.node is not None
+        self.grad_enabled, self.thread = False, "backward"
+        pending = dependencies(root.node)
+        seed = self.new("ones_like", root.shape, root.dtype)  # which the caller of backward holds
+        buffers: dict[Any, list[Any]] = {root.node: [seed]}
+        ready = [root.node]
+        del root
+        part = self.part
+        while ready:
+            node = heappop(ready)
+            self.part = node.part
+            outs = self.run(node, buffers.pop(node))
+            for number, edge in enumerate(node.edges):
+                if edge is None:
+                    continue
+                target, slot = edge
+                grad, outs[number] = outs[number], None
+                pending[target] -= 1
+                if grad is not None:
+                    self.add_up(buffers, target, slot, grad)
+                    del grad
+                if pending[target] or target not in buffers:
+                    continue
+                if isinstance(target, Parameter):
+                    self.accumulate(target, buffers.pop(target))
+                else:
+                    heappush(ready, target)
+            del target, edge, node
+        self.part = part
+        self.grad_enabled, self.thread = True, "forward"
+
+    def run(self, node: Node, grads: list[Any]) -> list[Any]:
+        """Gradients of a node's inputs, in their dtypes; what it saved is let go."""
+        saved = [one.unpack(self) if isinstance(one, Holder) else one for one in node.saved]
+        outs = list(node.backward(node, saved, grads))
+        grads.clear()
+        saved.clear()
+        node.saved = []
+        for number, edge in enumerate(node.edges):
+            grad = outs[number]
+            if edge is None or grad is None:
+                continue
+            wanted = edge[0].dtype if isinstance(edge[0], Parameter) else edge[0].dtypes[edge[1]]
+            if grad.dtype != wanted:
+                outs[number] = None
+                outs[number] = self.new("to", grad.shape, wanted)
+            del grad
+        return outs
+
+    def add_up(self, buffers: dict[Any, list[Any]], target: Any, slot: int, grad: Tensor) -> None:
+        """Adds `grad` to what has come to `target` before, in place where nobody else holds that."""
+        buffer = buffers.setdefault(target, [])
+        while len(buffer) <= slot:
+            buffer.append(None)
+        old = buffer[slot]
+        if old is None:
+            buffer[slot] = grad
+        elif not (old.dense and sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2):
+            buffer[slot] = self.new("add", old.shape, old.dtype)
+
+    def accumulate(self, parameter: Parameter, buffer: list[Any]) -> None:
+        """Makes `buffer`'s gradient the parameter's, or adds it to the one there is."""
+        grad = buffer.pop()
+        if parameter.grad is None:
+            if not grad.dense or sys.getrefcount(grad) > 2:
+                grad = self.new("clone", grad.shape, grad.dtype)
+            self.allocs[grad.storage.index].category = "grads"
+            parameter.grad = grad
+        del grad
+        if self.on_grad is not None:
+            self.on_grad(parameter)
+
+
+class Holder:
+    """The place of a tensor that a checkpointed region makes again."""
+
+    __slots__ = ("frame", "number")
+
+    def __init__(self, frame: Any, number: int) -> None:
+        self.frame = frame
+        self.number = number
+
+    def unpack(self, tape: Tape) -> Tensor:
+        """The tensor, made again if it is not there."""
+        tensor: Tensor = self.frame.unpack(tape, self.number)
+        return tensor
+
+
+def dependencies(root: Node) -> Counter[Any]:
+    """How many gradients each node and parameter below `root` waits for."""
+    counts: Counter[Any] = Counter()
+    seen, stack = {root}, [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            counts[edge[0]] += 1
+            if edge[0] not in seen and not isinstance(edge[0], Parameter):
+                seen.add(edge[0])
+                stack.append(edge[0])
+    return counts
