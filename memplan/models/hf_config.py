@@ -21,6 +21,8 @@ USUAL_PRECISION = "bf16-mixed"
 LARGEST_FILE = 16 * 1024**2
 OTHER_FILES = ("adapter_config.json", "model_index.json", "params.json", "tokenizer_config.json")
 """Files that folders without a configuration of a model may have instead."""
+ENCODER_DECODER = {"num_decoder_layers", "decoder_layers", "decoder"}
+"""Keys of models that read one sequence and write another."""
 OTHER_KINDS = (
     (("peft_type",), "an adapter's configuration", "Name the base model and type --lora 16."),
     (("_class_name", "_diffusers_version"), "a configuration of diffusers", "memplan knows models of transformers."),
@@ -147,9 +149,13 @@ def read_config(path: Path) -> Facts:
 
 def _other(facts: Facts, name: str, path: str, reason: str) -> ModelSpec:
     """The model of a configuration that no family covers, which transformers may know all the same."""
-    if facts.get("is_encoder_decoder") or not facts.get("architectures"):
-        what = "encodes and decodes" if facts.get("architectures") else "says no architectures"
-        raise MemplanError(f"{path} {what}, of which memplan makes no step.", "Bring it as --model pkg.mod:make.")
+    if facts.get("is_encoder_decoder") or facts.keys() & ENCODER_DECODER:
+        raise MemplanError(
+            f"{path} is of an encoder with a decoder, of which memplan makes no step.",
+            "Bring it as a module of yours: --model pkg.mod:make.",
+        )
+    if not facts.get("architectures"):
+        raise MemplanError(f"{path} names no architectures, so that transformers builds nothing.", "Write one down.")
     config = {key: value for key, value in facts.items() if key != "quantization_config"}
     config["architectures"] = facts["architectures"][:1]
     decoder = plain_letters(config)

@@ -45,7 +45,8 @@ def _built_in(name: str) -> ModelSpec:
     facts = _facts(name)
     del facts["counts"]
     if "hf" in facts and "decoder" not in facts:
-        return spec_of(complete(facts.pop("hf"), name).config, name=name, **facts)
+        said = facts.pop("hf") | dict.fromkeys(facts.pop("hf_null", ()))  # TOML has no null
+        return spec_of(complete(said, name).config, name=name, **facts)
     decoder = facts.pop("decoder")
     if "rope_scaling" in decoder:
         decoder["rope_scaling"] = RopeScaling(**decoder["rope_scaling"])

@@ -12,22 +12,28 @@ import torch
 from memplan.errors import MemplanError
 from memplan.models import registry
 from memplan.models.factory import build_model
-from memplan.models.hf_modules import HfModel
+from memplan.models.hf_modules import hf_config, hf_model
 from memplan.spec.step import PRECISIONS
 
 
 def counts_of(name: str) -> dict[str, int]:
     """Total, trainable and token-embedding parameters of the module built on the meta device."""
-    if registry.model_spec(name).impl == "hf":
+    spec = registry.model_spec(name)
+    if spec.impl == "hf":
         pytest.importorskip("transformers")
-    with torch.device("meta"):
-        model = build_model(registry.model_spec(name))
+        with torch.device("meta"):
+            model = hf_model(hf_config(spec), name, "eager")
+        embedding = model.get_input_embeddings()
+        tables = list(embedding.parameters()) if isinstance(embedding, torch.nn.Embedding) else []
+    else:
+        with torch.device("meta"):
+            model = build_model(spec)
+        tables = list(model.decoder.embedding.parameters())
     parameters = list(model.parameters())
-    embedding = model.model.get_input_embeddings() if isinstance(model, HfModel) else model.decoder.embedding
     return {
         "total": sum(p.numel() for p in parameters),
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-        "embedding": sum(p.numel() for p in embedding.parameters()),
+        "embedding": sum(p.numel() for p in tables),
     }
 
 
