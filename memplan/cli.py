@@ -287,7 +287,13 @@ def _ladder(rungs: str, given: dict[str, Any]) -> Ladder:
         return Ladder.from_toml(Path(rungs), given)
     values = {"model": DEFAULT_MODEL} | given | {"rungs": rungs}
     device = values.get("device", "auto")
-    return Ladder.from_dict(values, name=f"{values['model'].replace(',', '+')}_{device}", origin="options")
+    return Ladder.from_dict(values, name=f"{_plain(values['model'])}_{device}", origin="options")
+
+
+def _plain(models: str) -> str:
+    """Names of models as a folder's name; of a path its last part that says something."""
+    paths = [Path(name.strip()) for name in models.split(",")]
+    return "+".join((path.parent if path.name == "config.json" else path).name or "model" for path in paths)
 
 
 def _rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, dict[str, Any]]:

@@ -37,7 +37,8 @@ def estimate_page(estimate: Estimate, fit: Fit) -> str:
 
 
 def assumptions(run: RunSpec, given: set[str]) -> list[str]:
-    """A line that says what nobody asked for and was filled in from the model; none when everything was given."""
+    """Lines that say what nobody asked for and was filled in from the model, and what its configuration leaves open;
+    none when everything was given."""
     step = run.step
     filled = {
         "model": run.model.name,
@@ -47,7 +48,7 @@ def assumptions(run: RunSpec, given: set[str]) -> list[str]:
         "gpu": run.device.name if run.device.rules == "cuda" else None,
     }
     told = [text for name, text in filled.items() if text is not None and name not in given]
-    return ["assumed: " + ", ".join(told)] if told else []
+    return [*run.model.notes, *(["assumed: " + ", ".join(told)] if told else [])]
 
 
 def phase_table(estimate: Estimate) -> Table:
