@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from memplan.spec.step import PRECISIONS
 def counts_of(name: str) -> dict[str, int]:
     """Total, trainable and token-embedding parameters of the module built on the meta device."""
     spec = registry.model_spec(name)
+    model: Any
     if spec.impl == "hf":
         pytest.importorskip("transformers")
         with torch.device("meta"):
