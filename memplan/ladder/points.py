@@ -24,6 +24,8 @@ class Point:
 
     rung: Rung
     """As typed, its checkpoint mode filled in."""
+    model: str
+    """The model as typed: its name, or where its configuration is."""
     run: RunSpec
     """The whole question."""
     command: str
@@ -36,10 +38,12 @@ def points(ladder: Ladder, device: DeviceSpec, *, simulated: bool = False) -> tu
     """Every point of `ladder` on `device`, checked; MemplanError for the first that cannot be."""
     found = []
     for name, compiled, loss, precision, ckpt, rung in ladder.points():
-        model = model_spec(name) if ladder.freeze is None else model_spec(name).frozen_to(ladder.freeze)
+        model = model_spec(name, ladder.impl)
+        if ladder.freeze is not None:
+            model = model.frozen_to(ladder.freeze)
         run = RunSpec(model=model, step=_step(ladder, model, loss, precision, ckpt, compiled, rung), device=device)
-        command = _command(ladder, rung, run, simulated=simulated)
-        found.append(Point(rung=rung, run=run, command=command, simulated=simulated))
+        command = _command(ladder, name, rung, run, simulated=simulated)
+        found.append(Point(rung=rung, model=name, run=run, command=command, simulated=simulated))
     return tuple(found)
 
 
@@ -47,7 +51,7 @@ def assumed(ladder: Ladder, found: Sequence[Point]) -> list[str]:
     """Lines that say which device is climbed on, and what was filled in from each model because nobody asked for it."""
     lines = []
     for name in ladder.model:
-        runs = [(point.rung, point.run) for point in found if point.run.model.name == name]
+        runs = [(point.rung, point.run) for point in found if point.model == name]
         filled: set[str] = set()
         for rung, run in runs:
             if rung.seq is None and ladder.seq is None:
@@ -60,8 +64,7 @@ def assumed(ladder: Ladder, found: Sequence[Point]) -> list[str]:
         device = runs[0][1].device.name
         where = f"simulated {device}: traced on fake tensors, nothing is measured" if found[0].simulated else device
         line = f"on {where}{text}"
-        if line not in lines:
-            lines.append(line)
+        lines += [text for text in (line, *runs[0][1].model.notes) if text not in lines]
     return lines
 
 
@@ -111,6 +114,7 @@ def _step(
         ckpt=ckpt,
         loss=loss,
         optimizer=ladder.optimizer,
+        update=ladder.update,
         precision=precision or model.precision,
         attention=ladder.attention,
         norm=ladder.norm,
@@ -118,19 +122,23 @@ def _step(
         blocks=ladder.blocks,
         dropout=ladder.dropout,
         lora=ladder.lora,
+        parallel=ladder.parallel,
+        world=ladder.world,
         compile=compiled,
     )
 
 
-def _command(ladder: Ladder, rung: Rung, run: RunSpec, *, simulated: bool) -> str:
+def _command(ladder: Ladder, model: str, rung: Rung, run: RunSpec, *, simulated: bool) -> str:
     step = run.step
     options: dict[str, object] = {
-        "model": run.model.name,
+        "model": model,
+        "impl": ladder.impl,
         "seq": step.seq,
         "images": step.images or None,
         "loss": step.loss,
         "precision": step.precision,
         "optimizer": step.optimizer,
+        "update": None if step.update == "step" else step.update,
         "attention": step.attention,
         "norm": step.norm,
         "clip": step.clip,
@@ -139,6 +147,8 @@ def _command(ladder: Ladder, rung: Rung, run: RunSpec, *, simulated: bool) -> st
         "blocks": step.blocks or None,
         "dropout": step.dropout or None,
         "lora": step.lora or None,
+        "parallel": None if step.parallel == "single" else step.parallel,
+        "world": None if step.world == 1 else step.world,
         "freeze": ladder.freeze,
         "compile": None if step.compile == "off" else step.compile,
         "device": "simulated" if simulated else run.device.rules,

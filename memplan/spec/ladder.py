@@ -23,6 +23,8 @@ class Ladder:
     """Points to climb."""
     model: tuple[str, ...]
     """Model names."""
+    impl: str | None = None
+    """Whose modules train, `reference` (memplan's own) or `hf` (transformers'); None is each model's usual one."""
     ckpt: tuple[str, ...] = ("none",)
     """Checkpoint modes of the rungs that name none."""
     loss: tuple[str, ...] = ("full",)
@@ -36,6 +38,8 @@ class Ladder:
     images: int | None = None
     """Crops a sample; None is the model's usual number."""
     optimizer: str = "adamw"
+    """As in `StepSpec`."""
+    update: str = "step"
     """As in `StepSpec`."""
     attention: str = "sdpa"
     """As in `StepSpec`."""
@@ -52,6 +56,10 @@ class Ladder:
     dropout: float = 0.0
     """As in `StepSpec`."""
     lora: str = ""
+    """As in `StepSpec`."""
+    parallel: str = "single"
+    """As in `StepSpec`."""
+    world: int = 1
     """As in `StepSpec`."""
     freeze: str | None = None
     """Components that do not train, with `+` between them, or `none`; None is as the model is usually trained."""
@@ -125,7 +133,7 @@ class Ladder:
             elif field in ("model", "ckpt", "loss", "precision", "compile"):
                 texts = _texts(origin, key, value, joined=True)[0].split(",")
                 values[field] = tuple(text.strip() for text in texts)
-            elif field in ("seq", "images", "suffix", "warmup", "steps", "timeout"):
+            elif field in ("seq", "images", "suffix", "world", "warmup", "steps", "timeout"):
                 if type(value) is not int:
                     raise MemplanError(f"{origin}: {key} must be a whole number, not {value!r}.")
                 values["timeout_s" if field == "timeout" else field] = value

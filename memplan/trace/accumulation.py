@@ -8,6 +8,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import _engine_run_backward
 
+SUM = torch.ops.aten.add.Tensor
+"""What autograd adds up gradients by."""
+
 
 def adds_in_place(addend: Tensor) -> bool:
     """Whether autograd, which adds up the gradients that meet at a node, would add to `addend` in place.

@@ -14,6 +14,9 @@ TORCH_FOLDER = torch.__file__.rsplit("/", 1)[0]
 OPTIM_FOLDER = f"{TORCH_FOLDER}/optim"
 PACKAGE_FOLDER = __file__.rsplit("/", 3)[0]
 TRACE_FOLDER = __file__.rsplit("/", 1)[0]
+FROM_PYTHON = torch.ops.aten.lift_fresh.default
+"""What `torch.tensor(number)` ends with; optimizers make step counters so, `device="cpu"`, unless they are fused.
+Source: torch/optim/adam.py `_init_group`, torch 2.13."""
 
 
 def untraceable(func: Any) -> MemplanError:

@@ -4,6 +4,7 @@ It works on fake tensors and on real CPU tensors alike. A storage is new when no
 in-place ops make no event; an in-place resize ends the storage's old size and begins the new one.
 """
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,20 +15,19 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memplan.trace.accumulation import adds_in_place
+from memplan.trace.accumulation import SUM, adds_in_place
+from memplan.trace.collectives import buffers
 from memplan.trace.events import Alloc, Mark, Sync, Trace, order_frees
-from memplan.trace.frames import caller, in_optimizer, stack, untraceable
+from memplan.trace.frames import FROM_PYTHON, caller, in_optimizer, stack, untraceable
 from memplan.trace.module_paths import ModulePaths
 from memplan.trace.reads import FOLLOWED, READS, Alarms
+from memplan.trace.storages import OnResize, inside, is_shell
 
 SILENT = {torch.ops.prim.device.default}
 """Ops that make no tensor; most dispatches on a fake tensor are one of them."""
-FROM_PYTHON = torch.ops.aten.lift_fresh.default
-"""What `torch.tensor(number)` ends with; optimizers make step counters so, `device="cpu"`, unless they are fused.
-Source: torch/optim/adam.py `_init_group`, torch 2.13."""
-SUM = torch.ops.aten.add.Tensor
-"""What autograd adds up gradients by."""
+META = torch.device("meta")
 RECOMPUTING = "recompute"
+STEPPING = ("optimizer", "backward")  # phases in which an optimizer may take its step
 IN_ORDER = ("forward", "loss")
 """Phases whose ops outside of modules belong to the model as a whole."""
 Hidden = Callable[[Any, Any, Any], Iterable[tuple[str, int, bool]]]
@@ -74,20 +74,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._hooks = [
             nn.modules.module.register_module_forward_pre_hook(self._enter_module),
             nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
+            OnResize(self._resized),
         ]
         if self._guesses:
             self._hooks += [
-                register_optimizer_step_pre_hook(lambda *_: self._step_begins(True)),
-                register_optimizer_step_post_hook(lambda *_: self._step_begins(False)),
+                register_optimizer_step_pre_hook(lambda *_: setattr(self, "_in_optimizer", True)),
+                register_optimizer_step_post_hook(lambda *_: setattr(self, "_in_optimizer", False)),
             ]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        while self._hooks:
+            self._hooks.pop().remove()
         self._known = {}  # what dies from now on is no part of the story
         order_frees(self.trace)
 
@@ -98,6 +98,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def claim(self, tensor: Tensor, category: str, module: str = "") -> None:
         """Says what the storage of `tensor` is for and whose it is; one made before the recorder is noted now."""
+        tensor = inside(tensor)
         storage = tensor.untyped_storage()
         index = self._index_of(storage)
         if index is None:
@@ -133,6 +134,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func in SILENT:
             return func(*args, **(kwargs or {}))
+        if any(map(is_shell, types)):
+            return NotImplemented  # a shell around tensors, whose own ops come by here too
         if self._guesses:
             self._guess_phase()
         try:
@@ -164,7 +167,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif place is None:
             self._place = self._place_of(args[0] if args else None)
         if func._schema.is_mutable:
-            self._see_mutated(func, phase, args)
+            self._see_mutated(func, args)
+        for tensor, category in buffers(func, args, kwargs):
+            index = self._index_of(tensor.untyped_storage())
+            if index is not None and self.trace.allocs[index].category == "temps":
+                self.trace.allocs[index].category = category
         if self.hidden is not None:
             self._note_hidden(self.hidden, func, args, out, phase, self._place)
         return out
@@ -179,9 +186,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if phase != self.phase:
             self.mark(phase)
-
-    def _step_begins(self, begins: bool) -> None:
-        self._in_optimizer = begins
 
     def _note_hidden(self, hidden: Hidden, func: Any, args: Any, out: Any, phase: str, place: str) -> None:
         """Notes what the op takes inside itself: workspaces that stay, and temporaries that are gone when it ends."""
@@ -204,8 +208,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Notes the storage of `tensor` if it is new; an op outside of modules is where its `source` was made."""
         self._place = self._place_of(source) if place is None else place
         storage = tensor.untyped_storage()
+        if getattr(tensor, "fake_device", None) == META:
+            return  # asked for shapes only: DTensor does so on the whole of what it shares out
         if self._index_of(storage) is None and storage.nbytes() and storage._cdata not in self._elsewhere:
-            if self.counters_on_host and func is FROM_PYTHON and phase == "optimizer" and in_optimizer():
+            if self.counters_on_host and func is FROM_PYTHON and phase in STEPPING and in_optimizer():
                 return
             self._add(storage, tensor, str(func), phase, self._place)
 
@@ -218,34 +224,42 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         index = self._index_of(source.untyped_storage())
         return self._place if index is None else self.trace.allocs[index].module
 
-    def _see_mutated(self, func: Any, phase: str, args: tuple[Any, ...]) -> None:
+    def _see_mutated(self, func: Any, args: tuple[Any, ...]) -> None:
         """Notes the new size of a storage that an op resized."""
-        for tensor in args[:1]:
-            if not isinstance(tensor, Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            index = self._index_of(storage)
-            if index is not None and self.trace.allocs[index].num_bytes != storage.nbytes():
-                self._end(storage._cdata, index)
-                self._add(storage, tensor, str(func), phase, self._place)
+        if args and isinstance(args[0], Tensor):
+            self._resized(args[0].untyped_storage(), op=str(func), shape=tuple(args[0].shape))
+
+    def _resized(self, storage: Any, **facts: Any) -> None:
+        """Notes the new size of a storage, if it is new; one without bytes is remembered until it has some again."""
+        key, index, trace = storage._cdata, self._index_of(storage), self.trace
+        if index is None or (old := trace.allocs[index]).num_bytes * (not old.died) == storage.nbytes():
+            return
+        if not old.died:
+            self._end(key, index)
+            self._known[key] = (index, weakref.ref(storage, lambda _: self._known.pop(key, None)))
+        if storage.nbytes():
+            facts |= {"num_bytes": storage.nbytes(), "phase": self._here()[0], "died": ""}
+            self._take(storage, dataclasses.replace(old, **facts), self._place)
 
     def _index_of(self, storage: Any) -> int | None:
         known = self._known.get(storage._cdata)
         return None if known is None else known[0]
 
     def _add(self, storage: Any, tensor: Tensor, op: str, phase: str, module: str) -> int:
-        trace = self.trace
-        index = len(trace.allocs)
         shape = tuple(tensor.shape)
         alloc = Alloc(storage.nbytes(), op, phase, module, shape, str(tensor.dtype)[6:])
         if self._frames:
             alloc.frames = stack()
         if self._logits_width is not None and shape[-1:] == (self._logits_width,) and len(shape) > 1:
             alloc.category = "logits" if phase in ("loss", "backward", RECOMPUTING) else "temps"
-        trace.allocs.append(alloc)
-        trace.events.append(index)
-        trace.places.append(module)
-        key = storage._cdata
+        return self._take(storage, alloc, module)
+
+    def _take(self, storage: Any, alloc: Alloc, place: str) -> int:
+        """Notes that `storage` begins as `alloc`; its number."""
+        key, index = storage._cdata, len(self.trace.allocs)
+        self.trace.allocs.append(alloc)
+        self.trace.events.append(index)
+        self.trace.places.append(place)
         self._known[key] = (index, weakref.ref(storage, lambda _: self._end(key, index)))
         return index
 
@@ -276,7 +290,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def _note_read(self, func: Any, value: Any) -> None:
-        if self.phase == "optimizer" and in_optimizer():
+        if self.phase in STEPPING and in_optimizer():
             return  # step counters, which CUDA's optimizers keep on the host
         self.trace.syncs.append(Sync(op=str(func), phase=self.phase, where=caller(), assumed=repr(value)))
 
