@@ -27,7 +27,7 @@ Precision = Literal["fp32", "bf16", "fp16", "bf16-mixed", "fp16-mixed", "bf16-ma
 Update = Literal["step", "backward"]
 Attention = Literal["sdpa", "eager"]
 NormKind = Literal["eager", "fused"]
-Workload = Literal["lm", "vlm", "prefix-suffix", "distill"]
+Workload = Literal["lm", "vlm", "classify", "prefix-suffix", "distill"]
 Compile = Literal["off", "on"]
 
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
@@ -52,7 +52,7 @@ class StepSpec:
     seq: int
     """S, tokens a sample; those of its prefix in `prefix-suffix`."""
     workload: str = "lm"
-    """`lm` next tokens, `vlm` with images, `prefix-suffix` (the prefix is encoded once into a live KV cache, the suffix
+    """`lm` next tokens, `vlm` with images, `classify` one whole image a sample, `prefix-suffix` (the prefix is encoded once into a live KV cache, the suffix
     reads it and carries the loss), `distill` (cross-entropy and a KL term towards a teacher's logits through one
     head)."""
     suffix: int = 0
@@ -111,8 +111,12 @@ class StepSpec:
                 f"A suffix of {self.suffix} tokens does not go with the workload {self.workload}.",
                 "Type --workload prefix-suffix --suffix 60 together.",
             )
-        if self.images and self.workload == "lm":
-            raise MemplanError("The workload lm has no images.", "Type --workload vlm, or --images 0.")
+        if self.images and self.workload in ("lm", "classify"):
+            raise MemplanError(
+                f"The workload {self.workload} has no images beside text.", "Type --workload vlm, or --images 0."
+            )
+        if self.workload == "classify" and self.loss_kind != "full":
+            raise MemplanError(f"One row a sample is not worth a loss by {self.loss}.", "Type --loss full.")
         if not self.images and self.workload == "vlm":
             raise MemplanError("The workload vlm needs images.", "Type --images 4, or --workload lm.")
         if self.batch % self.chunks:
@@ -151,6 +155,11 @@ class StepSpec:
             raise MemplanError(
                 f"An update in backward keeps no gradient to which {self.chunks} chunks could add.",
                 "Type --chunks 1, or --update step.",
+            )
+        if self.parallel != "single":
+            raise MemplanError(
+                f"An update in backward reads each gradient before {self.parallel} has added up those of all devices.",
+                "Type --parallel single, or --update step.",
             )
         if self.scales_loss:
             raise MemplanError(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memplan.models.batch import IGNORED, Batch, synthetic_batch
 from memplan.models.blocks import find_blocks
@@ -16,8 +16,10 @@ from memplan.step.fused_loss import fused_implementation
 from memplan.step.lora import add_adapters
 from memplan.step.losses import rows_loss, summed_loss
 from memplan.step.offload import Offload
-from memplan.step.optimizers import make_optimizer
+from memplan.step.precision import DTYPES, autocast
 from memplan.step.region import Region
+from memplan.step.sharding import make_sharding
+from memplan.step.update import Update, UpdateInBackward, matrices
 
 Mark = Callable[[str], None]
 
@@ -53,30 +55,43 @@ class TrainStep:
             for block in self.blocks.values():
                 self.offload.put_on(block)
         self.loss_region = Region("loss", rows_loss)
-        self.optimizer = make_optimizer(run.step.optimizer, model.parameters())
+        self.sharding = make_sharding(step, model)
+        make = UpdateInBackward if step.update == "backward" else Update
+        self.update = make(step, self.sharding.params, matrices(model, step))
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer over all parameters, of a step that has one."""
+        assert isinstance(self.update, Update)
+        return self.update.optimizer
 
     def __call__(self, mark: Mark = no_mark) -> float:
-        """Runs one step and returns its loss; `mark` hears each phase begin. Gradients are released at the end."""
+        """Runs one step and returns its loss; `mark` hears each phase begin. Gradients are released at the end.
+
+        There is no phase `optimizer` where the update is part of backward.
+        """
+        if isinstance(self.update, UpdateInBackward):
+            with self.update.listening():
+                return self.accumulate(mark).item()
         loss = self.accumulate(mark)
         mark("optimizer")
-        if self.run.step.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.run.step.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.update()
+        self.sharding.finish()
         return loss.item()
 
     def accumulate(self, mark: Mark = no_mark) -> Tensor:
-        """The batch's mean loss, fp32 scalar, with its gradients added up over the chunks.
+        """The batch's mean loss, fp32 scalar, with its gradients, times the loss scale, added up over the chunks.
 
         Every chunk's loss is its sum over the whole batch's number of targets, so that the gradients of C chunks add up
         to those of one backward over the batch.
         """
         losses = []
         for index in range(self.run.step.chunks):
-            mark("forward")
-            loss = self.chunk_loss(self.batch.chunk(index, self.run.step.chunks), mark)
-            mark("backward")
-            loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
+            with self.sharding.chunk(last=index == self.run.step.chunks - 1):
+                mark("forward")
+                loss = self.chunk_loss(self.batch.chunk(index, self.run.step.chunks), mark)
+                mark("backward")
+                self.update.scaled(loss).backward()  # type: ignore[no-untyped-call]  # torch gives it no types
             losses.append(loss.detach())
             del loss
         return torch.stack(losses).sum()
@@ -84,8 +99,8 @@ class TrainStep:
     def chunk_loss(self, part: Batch, mark: Mark) -> Tensor:
         """Loss of one chunk, scaled for the whole batch, with its graph."""
         step = self.run.step
-        with torch.autocast(part.labels.device.type, torch.bfloat16, enabled=step.precision == "bf16-mixed"):
-            hidden = self.model(part)
+        with autocast(step, part.labels.device):
+            hidden = self.sharding.module(part)
             mark("loss")
             total = summed_loss(
                 hidden, self.model.head, part, kind=step.loss_kind, chunks=step.loss_chunks, region=self.loss_region
@@ -97,7 +112,7 @@ def build_step(run: RunSpec, device: torch.device, seed: int = 0) -> TrainStep:
     """The step that `run` describes, on `device`, from random weights and synthetic tokens drawn by `seed`."""
     torch.manual_seed(seed)
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16 if run.step.precision == "bf16" else torch.float32)
+    torch.set_default_dtype(DTYPES[run.step.stored])
     try:
         with device:
             model = build_model(run.model, attention=run.step.attention, norm=run.step.norm, dropout=run.step.dropout)

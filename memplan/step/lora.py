@@ -64,8 +64,8 @@ def add_adapters(model: nn.Module, step: StepSpec) -> None:
 
 
 def quantise(model: nn.Module, step: StepSpec) -> None:
-    """Puts bitsandbytes' 4-bit linears in the place of the linears of the blocks; MemplanError where it is not installed
-    or the model is traced."""
+    """Puts bitsandbytes' 4-bit linears in the place of those of the blocks; MemplanError where it is not installed or
+    the model is traced."""
     who = f"A base in {step.lora_base}"
     require("bitsandbytes", who)
     refuse_fake(model.parameters(), who, "bitsandbytes")

@@ -27,7 +27,7 @@ class Update:
         taken = [one for param, one in zip(params, held, strict=True) if id(param) in chosen]
         self.params = held
         self.optimizer = make_optimizer(step.optimizer, held, taken)
-        self.scaler = LossScaler(params[0].device.type) if step.scales_loss else None
+        self.scaler = LossScaler(params[0].device) if step.scales_loss else None
 
     def scaled(self, loss: Tensor) -> Tensor:
         """`loss` as backward should see it."""
