@@ -230,13 +230,15 @@ def dtypes(tensors: Any) -> set[torch.dtype]:
         ("fp32", torch.float32, torch.float32),
         ("bf16", torch.bfloat16, torch.bfloat16),
         ("bf16-mixed", torch.float32, torch.bfloat16),
+        ("fp16", torch.float16, torch.float16),
+        ("fp16-mixed", torch.float32, torch.float16),
     ],
 )
 @pytest.mark.parametrize("model", ["tiny", "tiny-gpt2", "tiny-molmo2"])
 def test_precision_says_what_is_stored_and_what_is_computed(
     model: str, precision: str, stored: torch.dtype, computed: torch.dtype
 ) -> None:
-    """bf16-mixed keeps fp32 masters, gradients and moments, and multiplies in bf16."""
+    """A mixed precision keeps fp32 parameters, gradients and moments, and multiplies in the lower one."""
     step = step_of(model, precision=precision, images=1 if model == "tiny-molmo2" else 0)
     products: list[Tensor] = []
     for module in step.model.modules():

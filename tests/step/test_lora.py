@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from samples import asked
+from samples import asked, run_of
 from torch import nn
 
+from memplan.backends.simulated import simulate
 from memplan.errors import MemplanError
+from memplan.step import optimizer_low_bit
 from memplan.step.builder import TrainStep, build_step
 from memplan.step.lora import LoraLinear
 
@@ -63,6 +65,31 @@ def test_an_adapter_beside_a_linear_by_hand() -> None:
 def test_a_name_that_no_linear_has_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(MemplanError, match="No linear of the blocks is called 'query'"):
         built("8:query")
-    for text in ("x", "0", ":q"):
+    for text in ("x", "0", ":q", "@nf4", "x@nf4"):
         with pytest.raises(MemplanError, match="has no rank"):
             built(text)
+
+
+def test_a_base_in_4_bits_is_read_and_refused_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = run_of(lora="8:q+v@nf4").step
+    assert (step.lora_rank, step.lora_names, step.lora_base) == (8, ("q", "v"), "nf4")
+    assert run_of(lora="8:q+v").step.lora_base == ""
+    with pytest.raises(MemplanError, match="Unknown base 'nf5'"):
+        run_of(lora="8@nf5")
+    monkeypatch.setattr(optimizer_low_bit, "find_spec", lambda library: None)
+    with pytest.raises(MemplanError, match="A base in nf4 needs bitsandbytes, which is not installed"):
+        built("8@nf4")
+    monkeypatch.setattr(optimizer_low_bit, "find_spec", lambda library: object())
+    with pytest.raises(MemplanError, match="which a trace cannot"):
+        simulate(run_of(lora="8@nf4"))
+
+
+def test_every_linear_of_the_blocks_is_in_4_bits_with_adapters_beside_some() -> None:
+    pytest.importorskip("bitsandbytes")
+    step = built("8:q@nf4")
+    for name, module in step.model.named_modules():
+        if isinstance(module, nn.Linear) and "blocks" in name:
+            assert type(module).__name__ == "Linear4bit"
+            assert module.weight.numel() == module.in_features * module.out_features // 2
+    losses = [step() for _ in range(5)]
+    assert losses[-1] < losses[0]
