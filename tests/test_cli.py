@@ -17,7 +17,8 @@ from memplan.cli import app, main
 from memplan.record import append_row, read_rows
 
 STEP = {"--seq", "--images", "--ckpt", "--loss", "--precision", "--optimizer", "--attention", "--norm", "--clip"}
-STEP |= {"--workload", "--suffix", "--blocks", "--dropout", "--lora", "--compile", "--freeze"}
+STEP |= {"--workload", "--suffix", "--blocks", "--dropout", "--lora", "--compile", "--freeze", "--update", "--rows"}
+STEP |= {"--impl", "--parallel", "--world"}
 OUT = {"-o", "--output"}
 CLIMB = {"--device", "--gpu", "--gate", "--gate-on", "--warmup", "--steps", "--timeout", "--out", "--resume"}
 ASKED = {"--model", "--rung", "--batch", "--chunks", "--gpu", "--device", "--gate"}

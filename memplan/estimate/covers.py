@@ -20,6 +20,7 @@ VALUES = {
     "optimizer": ("adamw", "adamw-foreach", "adamw-loop", "sgd"),
     "precision": ("fp32", "bf16", "bf16-mixed"),
     "update": ("step",),
+    "rows": ("full",),
 }
 """Values of the step's levers that the formulas know."""
 
@@ -44,6 +45,7 @@ def uncovered(run: RunSpec) -> str:
         "optimizer": step.optimizer,
         "precision": step.precision,
         "update": step.update,
+        "rows": step.rows,
     }
     for name, value in asked.items():
         if value not in VALUES[name]:

@@ -167,6 +167,14 @@ class Decoder(nn.Module):
             mask += torch.full(shape, lowest, dtype=torch.float32, device=hidden.device).tril_(start - window)
         return mask
 
+    def segment_mask(self, segments: Tensor) -> Tensor:
+        """The additive mask fp32 [B, 1, S, S] under which a token sees those before it of its own number in `segments`
+        [B, S]."""
+        (rows, size), lowest = segments.shape, torch.finfo(torch.float32).min
+        seen = (segments[:, :, None] == segments[:, None]).tril_()
+        mask = torch.full((rows, 1, size, size), lowest, dtype=torch.float32, device=seen.device)
+        return mask.masked_fill_(seen[:, None], 0)
+
 
 def inverse_frequencies(spec: DecoderSpec) -> Tensor:
     """Rotary frequencies fp32 [D / 2], rescaled as Llama 3.1 does where the model asks for it.

@@ -38,7 +38,8 @@ class LanguageModel(Trainable):
 
     def forward(self, batch: Batch) -> Tensor:
         if batch.suffix is None:
-            return self.decoder.trunk(self.decoder.embed(batch.tokens))
+            mask = None if batch.segments is None else self.decoder.segment_mask(batch.segments)
+            return self.decoder.trunk(self.decoder.embed(batch.tokens), mask)
         cache = KVCache()
         self.decoder.encode(self.decoder.embed(batch.tokens), cache=cache)
         return self.read_cache(self.decoder, cache, batch.suffix)

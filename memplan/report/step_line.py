@@ -7,6 +7,7 @@ def step_line(step: StepSpec) -> str:
     """`B4c2@full, seq 512, loss full, bf16, adamw, sdpa attention, eager norm`, and what is out of the ordinary."""
     levers = [f"B{step.batch}c{step.chunks}@{step.ckpt}", f"seq {step.seq}"]
     levers += [f"suffix {step.suffix}"] if step.suffix else []
+    levers += [f"rows {step.rows}"] if step.rows != "full" else []
     levers += [f"{step.images} images"] if step.images else []
     levers += [step.workload] if step.workload not in ("lm", "vlm") else []
     levers += [f"loss {step.loss}", step.precision, step.optimizer, f"{step.attention} attention", f"{step.norm} norm"]

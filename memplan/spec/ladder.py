@@ -41,6 +41,8 @@ class Ladder:
     """As in `StepSpec`."""
     update: str = "step"
     """As in `StepSpec`."""
+    rows: str = "full"
+    """As in `StepSpec`."""
     attention: str = "sdpa"
     """As in `StepSpec`."""
     norm: str = "eager"

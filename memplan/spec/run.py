@@ -24,6 +24,7 @@ NEW_LEVERS = {
     "lora": ("",),
     "compile": ("off",),
     "update": ("step",),
+    "rows": ("full",),
 }
 """Fields of the step that came later, with what they say where nobody asks for them: such a run keeps its identity."""
 
@@ -50,6 +51,10 @@ class RunSpec:
             raise MemplanError(
                 f"{self.model.name} has {decoder.max_positions} learned positions, fewer than a sequence of {length}.",
                 f"Type --seq {decoder.max_positions} or less.",
+            )
+        if self.step.rows != "full" and (self.model.impl != "memplan" or self.model.vision or decoder.window):
+            raise MemplanError(
+                f"{self.model.name} makes its masks itself: no row of it is padded or packed.", "Type --rows full."
             )
         num_tokens = self.model.image_tokens(images)
         if images and num_tokens >= seq:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from memplan.errors import MemplanError, near_names
 from memplan.spec.checkpointing import Checkpointing
 from memplan.spec.parallel import Parallel
+from memplan.spec.rows import Rows
 
 Optimizer = Literal[
     "adamw",
@@ -52,13 +53,15 @@ class StepSpec:
     seq: int
     """S, tokens a sample; those of its prefix in `prefix-suffix`."""
     workload: str = "lm"
-    """`lm` next tokens, `vlm` with images, `classify` one whole image a sample, `prefix-suffix` (the prefix is encoded once into a live KV cache, the suffix
-    reads it and carries the loss), `distill` (cross-entropy and a KL term towards a teacher's logits through one
-    head)."""
+    """`lm` next tokens, `vlm` with images, `classify` (a sample is one image, and makes one row), `prefix-suffix` (the
+    prefix is encoded once into a live KV cache, the suffix reads it and carries the loss), `distill` (cross-entropy and
+    a KL term towards a teacher's logits through one head)."""
     suffix: int = 0
     """Tokens of the suffix in `prefix-suffix`, 0 elsewhere."""
     images: int = 0
     """Crops a sample through the vision tower."""
+    rows: str = "full"
+    """What fills the rows of S tokens, as `Rows` reads it: `full`, `padded:FRACTION`, `packed:N` documents."""
     ckpt: str = "none"
     """Activation checkpointing of blocks, as `Checkpointing` reads it: `none`, `full`, `every:K`, `first:N`,
     `selective`, `selective:OPS`, `submodule`, `offload`."""
@@ -115,8 +118,6 @@ class StepSpec:
             raise MemplanError(
                 f"The workload {self.workload} has no images beside text.", "Type --workload vlm, or --images 0."
             )
-        if self.workload == "classify" and self.loss_kind != "full":
-            raise MemplanError(f"One row a sample is not worth a loss by {self.loss}.", "Type --loss full.")
         if not self.images and self.workload == "vlm":
             raise MemplanError("The workload vlm needs images.", "Type --images 4, or --workload lm.")
         if self.batch % self.chunks:
@@ -128,6 +129,7 @@ class StepSpec:
             raise MemplanError(f"clip is {self.clip}; a gradient norm is above zero.", "Type --clip 1.0.")
         Checkpointing.parse(self.ckpt)
         self.sharding.check_world(self.world)
+        self.filling.check(self.seq, self.workload)
         self.lora_rank, self.lora_base  # noqa: B018  # raise where the text is no rank or base
         parse_counted("loss", self.loss, LOSS_FORMS)
         for name, known in (
@@ -172,6 +174,11 @@ class StepSpec:
     def micro_batch(self) -> int:
         """Samples of one backward pass, B / C."""
         return self.batch // self.chunks
+
+    @property
+    def filling(self) -> Rows:
+        """What `rows` says."""
+        return Rows.parse(self.rows)
 
     @property
     def checkpointing(self) -> Checkpointing:

@@ -4,6 +4,7 @@ Letters: `r` rank, `in` and `out` widths of a linear.
 """
 
 import math
+from importlib import import_module
 
 import torch
 import torch.nn.functional as F
@@ -82,11 +83,10 @@ def in_4_bits(linear: nn.Linear, step: StepSpec) -> nn.Linear:
 
     Source: QLoRA (arXiv 2305.14314), section 3; bitsandbytes 0.50.
     """
-    from bitsandbytes.nn import Linear4bit, Params4bit
-
+    library = import_module("bitsandbytes.nn")
     weight = linear.weight.detach()
     options = {"compress_statistics": True, "quant_type": step.lora_base}
-    made: nn.Linear = Linear4bit(
+    made: nn.Linear = library.Linear4bit(
         linear.in_features,
         linear.out_features,
         bias=linear.bias is not None,
@@ -94,6 +94,6 @@ def in_4_bits(linear: nn.Linear, step: StepSpec) -> nn.Linear:
         device="meta",
         **options,
     )
-    made.weight = Params4bit(weight, requires_grad=False, **options)
+    made.weight = library.Params4bit(weight, requires_grad=False, **options)
     made.bias = linear.bias
     return made.to(weight.device)
