@@ -25,7 +25,6 @@ from memplan.trace.storages import OnResize, inside, is_shell
 
 SILENT = {torch.ops.prim.device.default}
 """Ops that make no tensor; most dispatches on a fake tensor are one of them."""
-META = torch.device("meta")
 RECOMPUTING = "recompute"
 STEPPING = ("optimizer", "backward")  # phases in which an optimizer may take its step
 IN_ORDER = ("forward", "loss")
@@ -113,7 +112,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         index, storage = self._known.pop(key)
         assert index == trace.events[-1] == len(trace.allocs) - 1
         del trace.events[-1], trace.places[-1], trace.allocs[-1]
-        self._elsewhere[key] = weakref.ref(storage(), lambda _: self._elsewhere.pop(key, None))
+        self._leave_out(storage())
+
+    def _leave_out(self, storage: Any) -> None:
+        key = storage._cdata
+        self._elsewhere[key] = weakref.ref(storage, lambda _: self._elsewhere.pop(key, None))
 
     def claim_model(self, model: nn.Module) -> None:
         """Claims parameters and buffers, and each gradient as soon as it is there."""
@@ -208,11 +211,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Notes the storage of `tensor` if it is new; an op outside of modules is where its `source` was made."""
         self._place = self._place_of(source) if place is None else place
         storage = tensor.untyped_storage()
-        if getattr(tensor, "fake_device", None) == META:
-            return  # asked for shapes only: DTensor does so on the whole of what it shares out
         if self._index_of(storage) is None and storage.nbytes() and storage._cdata not in self._elsewhere:
             if self.counters_on_host and func is FROM_PYTHON and phase in STEPPING and in_optimizer():
-                return
+                return self._leave_out(storage)
             self._add(storage, tensor, str(func), phase, self._place)
 
     def _place_of(self, source: Any) -> str:
