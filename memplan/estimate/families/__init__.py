@@ -9,7 +9,9 @@ from memplan.errors import MemplanError
 from memplan.estimate.tape import Tape
 from memplan.spec.run import RunSpec
 
-FAMILIES: dict[str, str] = {}
+FAMILIES: dict[str, str] = {
+    "llama": "llama:Llama",
+}
 """`model_type` of a config -> module of this package and its class."""
 
 

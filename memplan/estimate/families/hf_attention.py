@@ -1,0 +1,128 @@
+"""Rotary positions, attention and masks as functions of transformers, over the ledger.
+
+Locals live here exactly as long as those of transformers 5.24 do (models/llama/modeling_llama.py,
+integrations/sdpa_attention.py, masking_utils.py). Letters: `B` batch, `S` sequence, `H` hidden, `A` query heads, `K`
+key/value heads, `D` head size.
+"""
+
+from memplan.estimate import ops
+from memplan.estimate.attention import kernel, sdpa
+from memplan.estimate.ops import add, cat, clone, dropout, expand, mul, narrow, scale, to, transpose, unsqueeze
+from memplan.estimate.products import bmm, lowered
+from memplan.estimate.tape import Tape, Tensor
+
+Rope = tuple[Tensor, Tensor]
+"""Cosines and sines."""
+
+
+def position_ids(tape: Tape, size: int) -> Tensor:
+    """0 .. S-1 as [1, S]."""
+    return unsqueeze(ops.shift(tape.make("arange", ((size,), "int64"))), 0)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """The second half negated before the first, each a slice of its own."""
+    half = x.shape[-1] // 2
+    first = narrow(x, -1, half)
+    second = narrow(x, -1, x.shape[-1] - half)
+    return cat((ops.neg(second), first))
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, heads, S, D] turned by tables that broadcast to it."""
+    return add(mul(x, cos), mul(rotate_half(x), sin))
+
+
+def apply_rotary(q: Tensor, k: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned by tables [1, S, D]."""
+    cos, sin = unsqueeze(rope[0], 1), unsqueeze(rope[1], 1)
+    turned = rotated(q, cos, sin)
+    return turned, rotated(k, cos, sin)
+
+
+def repeat_kv(x: Tensor, times: int) -> Tensor:
+    """x [B, K, S, D] as [B, K * times, S, D]: a copy, or itself."""
+    if times == 1:
+        return x
+    B, K, S, D = x.shape
+    return ops.flatten(clone(expand(unsqueeze(x, 2), B, K, times, S, D)), 1, 2)
+
+
+def matmul(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:
+    """Product of four dimensions; an operand whose heads lie apart in memory is copied to be batched."""
+    x, y = lowered(x), lowered(y)
+    return bmm(clone(x) if copy_x else x, clone(y) if copy_y else y)
+
+
+def eager_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float, softcap: bool = False, strided: str = "qkv"
+) -> tuple[Tensor, Tensor]:
+    """Heads [B, S, A, D] and the weights [B, A, S, S], which the caller holds on to.
+
+    `strided`: which of q, k, v have heads that lie apart, as views of projections do; only several samples matter.
+    """
+    times = q.shape[1] // k.shape[1]
+    copied = "" if ops.is_one(q.shape[0]) else strided
+    keys, values = repeat_kv(k, times), repeat_kv(v, times)
+    weights = scale(matmul(q, transpose(keys, 2, 3), "q" in copied, "k" in copied and times == 1))
+    if softcap:
+        weights = scale(weights, "div")
+        weights = ops.of_result("tanh", weights)
+        weights = scale(weights)
+    if mask is not None:
+        weights = add(weights, mask)
+    weights = to(ops.softmax(weights, "float32"), q.dtype)
+    weights = dropout(weights, drop)
+    out = matmul(weights, values, False, "v" in copied and times == 1)
+    out = clone(transpose(out, 1, 2))
+    return out, weights
+
+
+def sdpa_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float, causal: bool = True
+) -> tuple[Tensor, None]:
+    """Heads [B, S, A, D] by torch's kernels, which group heads where there is no mask and heads are small."""
+    times = q.shape[1] // k.shape[1]
+    if times > 1 and not (mask is None and k.shape[-1] == v.shape[-1] <= 256):
+        k, v = repeat_kv(k, times), repeat_kv(v, times)
+    out = sdpa(q, k, v, mask, causal=causal and mask is None, drop=drop)
+    copied = kernel(lowered_like(q), k, v, mask) == "math"
+    out = transpose(out, 1, 2)
+    return (clone(out) if copied else out), None
+
+
+def lowered_like(x: Tensor) -> Tensor:
+    """`x` as a kernel reads it: under autocast in its dtype, without the memory of a copy."""
+    alias = x.alias()
+    if x.tape.autocast is not None and x.dtype in ops.FLOATS:
+        alias.dtype = x.tape.autocast
+    return alias
+
+
+def attend(
+    kind: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float = 0.0, softcap: bool = False,
+    strided: str = "qkv",
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Attention of `kind`, `sdpa` or `eager`: heads [B, S, A, D], and the weights where it is eager."""
+    if kind == "eager":
+        return eager_attention(q, k, v, mask, drop=drop, softcap=softcap, strided=strided)
+    return sdpa_attention(q, k, v, mask, drop=drop)
+
+
+def causal_mask(x: Tensor, kind: str, window: int | None = None, *, forced: bool = False) -> Tensor | None:
+    """The mask that attention of `kind` over x [B, S, H] reads: bools for all samples where a window cuts sdpa, an
+    additive one [B, 1, S, S] in the dtype of `x` where it is eager, otherwise none. `forced`: even where it is plain
+    causal."""
+    tape, (B, S) = x.tape, x.shape[:2]
+    cut = window is not None and window <= S
+    if kind == "sdpa" and not (cut or forced):
+        return None
+    mask: Tensor = tape.make("le", ((1, 1, S, S), "bool"))
+    if window is not None:
+        inside = tape.make("gt", (mask.shape, "bool"))
+        mask = tape.make("bitwise_and", (mask.shape, "bool"))
+        del inside
+    mask = expand(mask, B, 1, S, S)
+    if kind == "sdpa":
+        return mask
+    return tape.make("where", (mask.shape, x.dtype))  # type: ignore[no-any-return]
