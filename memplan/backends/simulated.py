@@ -17,6 +17,7 @@ from memplan.record.trace import TracedRun, TracedSteps, TraceReport
 from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
 from memplan.step.builder import TrainStep, build_step
+from memplan.step.sharding import fake_world
 from memplan.trace.events import Sync, Trace, settle
 from memplan.trace.frames import raised_at
 from memplan.trace.growth import MIN_UNITS, Stack, grow
@@ -132,7 +133,7 @@ def alive_after_forward(run: RunSpec, samples: int) -> int:
     asked = dataclasses.replace(run, step=dataclasses.replace(run.step, batch=samples, chunks=1, compile="off"))
     few = fewer_blocks(asked)
     tracing = Tracing(run.device, frames=False, guess_phases=False)
-    with tracing:
+    with fake_world(run.step.world), tracing:
         step = listened(few, tracing)
         tracing.mark("forward")
         loss = step.chunk_loss(step.batch, tracing.mark)
@@ -196,7 +197,7 @@ def count(parameters: Iterable[tuple[str, nn.Parameter]], run: RunSpec) -> Count
 def trace_steps(run: RunSpec) -> Story:
     """The story of building `run`'s step and taking it twice."""
     tracing = Tracing(run.device, frames=False, logits_width=run.model.decoder.vocab, guess_phases=False)
-    with tracing:
+    with fake_world(run.step.world), tracing:
         step = listened(run, tracing)
         step(tracing.mark)
         marks, syncs = len(tracing.trace.marks), len(tracing.trace.syncs)
@@ -217,6 +218,9 @@ def listened(run: RunSpec, tracing: Tracing) -> TrainStep:
     """The step of `run`, its parameters claimed; what it keeps on the host is none of the card's."""
     step = build_step(run, torch.device("cpu"))
     tracing.recorder.claim_model(step.model)
+    names = {id(param): name.rpartition(".")[0] for name, param in step.model.named_parameters()}
+    for param, copy in step.update.copies():
+        tracing.recorder.claim(copy, "optimizer", names.get(id(param), ""))
     if step.offload is not None and run.device.rules == "cuda":
         step.offload.on_host = tracing.recorder.leave_out
     return step
@@ -247,6 +251,7 @@ def fewer_blocks(run: RunSpec) -> RunSpec:
     block is traced. So it is where blocks are not equal, and where the host's share is asked for too.
     """
     unequal = run.model.impl != "memplan" or run.model.decoder.window > 0 or run.model.decoder.kv_shared > 0
+    unequal = unequal or run.step.sharding.sharded
     if unequal or run.step.clip is not None or run.step.checkpointing.kind in ("first", "offload"):
         return run
     every = period_of(run)
