@@ -11,6 +11,12 @@ from memplan.spec.run import RunSpec
 
 FAMILIES: dict[str, str] = {
     "llama": "llama:Llama",
+    "mistral": "llama:Mistral",
+    "qwen2": "llama:Qwen2",
+    "qwen3": "llama:Qwen3",
+    "smollm3": "llama:SmolLM3",
+    "olmo2": "llama:Olmo2",
+    "phi3": "llama:Phi3",
 }
 """`model_type` of a config -> module of this package and its class."""
 

@@ -128,7 +128,10 @@ class Attention(Module):
 
 
 class DecoderLayer(Module):
-    """Norm, attention, residual; norm, feed-forward, residual. `self_attn` and `mlp` are made by the family."""
+    """Norm, attention, residual; norm, feed-forward, residual. `self_attn` and `mlp` are made by the family.
+
+    It takes the positions too, though only the tables are read: a checkpointed call holds all that it takes.
+    """
 
     self_attn: Module
     mlp: Module
@@ -142,7 +145,7 @@ class DecoderLayer(Module):
         self.input_layernorm = kind(self.tape, "input_layernorm", width)
         self.post_attention_layernorm = kind(self.tape, "post_attention_layernorm", width)
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: Any) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, rope: Any, places: Tensor) -> Tensor:
         residual = x
         x = self.input_layernorm(x)
         x, weights = self.self_attn(x, mask, rope)
@@ -216,7 +219,7 @@ class Decoder:
         rope = self.ropes(embeds, places)
 
         def call(layer: Module, x: Tensor) -> Tensor:
-            out: Tensor = layer(x, *self.arguments(layer, masks, rope))
+            out: Tensor = layer(x, *self.arguments(layer, masks, rope), places)
             return out
 
         out: Tensor = self.norm(self.stack.run([embeds], call))
@@ -234,7 +237,7 @@ class Decoder:
         return self.rotary_emb(x, places)
 
     def arguments(self, layer: Any, masks: dict[str, Tensor | None], rope: Any) -> tuple[Any, ...]:
-        """What a layer takes beside the hidden states."""
+        """What a layer takes between the hidden states and the positions."""
         return masks[layer.layer_type], rope
 
 
