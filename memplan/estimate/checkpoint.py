@@ -111,6 +111,7 @@ class Frame:
         finally:
             tape.grad_enabled = False
             tape.part, tape.autocast, tape.casts, tape.cast_others, tape.frame, tape.policy = before
+            self.policy = None  # its contexts are over, and what they kept beyond that is let go
             tape.mark("backward")
 
 

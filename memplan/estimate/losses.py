@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.estimate import ops
 from memplan.estimate.checkpoint import region
-from memplan.estimate.ops import flatten, narrow, to
+from memplan.estimate.ops import cast_weight, flatten, narrow, to
 from memplan.estimate.products import cross_entropy, index_select, linear
 from memplan.estimate.tape import Tape, Tensor
 
@@ -80,6 +80,7 @@ def fused_loss(rows: Tensor, head: Head, labels: Tensor) -> Tensor:
         logits = linear(part, ops.view(weight, *weight.shape))
         tape.make("cross_entropy_in_place", ((n,), "float32"))
         if of_rows is not None:
+            cast_weight(weight)  # a leaf, whose copy stays; that of the transposed view above does not
             tape.make("mm", ((n, H), logits.dtype))
         if of_weight is not None and of_weight.dtype == "float32" and logits.dtype != "float32":
             cast = to(part, logits.dtype)
