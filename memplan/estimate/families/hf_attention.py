@@ -79,14 +79,16 @@ def eager_attention(
 
 
 def sdpa_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float, causal: bool = True
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float, causal: bool = True, strided: str = "qkv"
 ) -> tuple[Tensor, None]:
-    """Heads [B, S, A, D] by torch's kernels, which group heads where there is no mask and heads are small."""
+    """Heads [B, S, A, D] by torch's kernels, which group heads where there is no mask and heads are small; some kernels
+    lay their result out as q is, which is `strided` as in `eager_attention`."""
     times = q.shape[1] // k.shape[1]
     if times > 1 and not (mask is None and k.shape[-1] == v.shape[-1] <= 256):
         k, v = repeat_kv(k, times), repeat_kv(v, times)
     out = sdpa(q, k, v, mask, causal=causal and mask is None, drop=drop)
-    copied = kernel(lowered_like(q), k, v, mask) == "math"
+    which = kernel(lowered_like(q), k, v, mask)
+    copied = which == "math" or (which in ("cudnn", "cpu") and "q" not in strided)
     out = transpose(out, 1, 2)
     return (clone(out) if copied else out), None
 
@@ -106,7 +108,7 @@ def attend(
     """Attention of `kind`, `sdpa` or `eager`: heads [B, S, A, D], and the weights where it is eager."""
     if kind == "eager":
         return eager_attention(q, k, v, mask, drop=drop, softcap=softcap, strided=strided)
-    return sdpa_attention(q, k, v, mask, drop=drop)
+    return sdpa_attention(q, k, v, mask, drop=drop, strided=strided)
 
 
 def causal_mask(x: Tensor, kind: str, window: int | None = None, *, forced: bool = False) -> Tensor | None:
