@@ -6,7 +6,7 @@ Source: sdp_utils.cpp (choice), attention.cpp and attention_backward.cu (tensors
 
 from typing import Any
 
-from memplan.estimate.ops import LOW, clone, dropout, repeat_interleave, scale, shift, softmax, to, transpose
+from memplan.estimate.ops import LOW, clone, dropout, is_one, repeat_interleave, scale, shift, softmax, to, transpose
 from memplan.estimate.products import bmm, lowered
 from memplan.estimate.tape import Node, Tensor
 
@@ -30,18 +30,22 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
     return "math"
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = True, drop: float = 0.0) -> Tensor:  # fmt: skip
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = True, drop: float = 0.0,
+    strided: str = "qkv",
+) -> Tensor:  # fmt: skip
     """torch's scaled_dot_product_attention of q [B, A, S, D], k [B, K, T, D], v [B, K, T, Dv] -> [B, A, S, Dv].
 
     Saves q, k, v, the output and the fp32 log-sum-exp 4*B*A*S; the result lies in memory as [B, S, A, Dv], so that
-    joining its heads costs nothing, but for the math path, whose result `joined` copies.
+    joining its heads costs nothing, but for the math path, whose result `joined` copies. `strided`: which of q, k, v
+    have heads that lie apart in memory, as views of projections do.
     """
     tape = q.tape
     q, k, v = lowered(q), lowered(k), lowered(v)
     mask = mask if mask is None or tape.autocast is None or mask.dtype == "bool" else to(mask, tape.autocast)
     which = kernel(q, k, v, mask)
     if which == "math":
-        return math_attention(q, k, v, mask, causal=causal, drop=drop)
+        return math_attention(q, k, v, mask, causal=causal, drop=drop, strided=strided)
     if mask is not None and mask.dtype == "bool" and which != "flash":
         mask = tape.make("where", (mask.shape, q.dtype))
     B, A, S, D = q.shape
@@ -90,7 +94,9 @@ def backward_temps(which: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ..
     return ()
 
 
-def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, drop: float) -> Tensor:
+def math_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, drop: float, strided: str
+) -> Tensor:
     """The composite path: everything in fp32, grouped heads repeated, scores [B, A, S, T] scaled on both sides, the
     mask added in place, rows without keys cleared."""
     tape, dtype = q.tape, q.dtype
@@ -102,7 +108,9 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, caus
     times = q.shape[1] // k.shape[1]
     if times > 1:
         k, v = repeat_interleave(k, times, 1), repeat_interleave(v, times, 1)
-    scores = bmm(clone(q), scale(transpose(k, 2, 3)))
+        strided = strided.strip("kv")
+    copied = "" if is_one(q.shape[0]) else strided
+    scores = product(q, scale(transpose(k, 2, 3)), "q" in copied, "k" in copied)
     if mask is not None and tape.policy is not None:
         scores = shift(scores)
     chances = softmax(scores, op="_safe_softmax")
@@ -112,7 +120,7 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, caus
     weights = dropout(chances, drop)
     del chances
     second = to(weights, dtype) if dtype != "float32" else None
-    out = to(bmm(weights, v), dtype)
+    out = to(product(weights, v, False, "v" in copied), dtype)
     del second
     return out
 

@@ -86,7 +86,7 @@ def sdpa_attention(
     times = q.shape[1] // k.shape[1]
     if times > 1 and not (mask is None and k.shape[-1] == v.shape[-1] <= 256):
         k, v = repeat_kv(k, times), repeat_kv(v, times)
-    out = sdpa(q, k, v, mask, causal=causal and mask is None, drop=drop)
+    out = sdpa(q, k, v, mask, causal=causal and mask is None, drop=drop, strided=strided)
     which = kernel(lowered_like(q), k, v, mask)
     copied = which == "math" or (which in ("cudnn", "cpu") and "q" not in strided)
     out = transpose(out, 1, 2)
