@@ -86,8 +86,8 @@ def _complete(kind: str, facts: Facts, prefix: str, where: str, filled: Facts, u
         values["rope_parameters"] = rope_parameters(kind, family, said, values, prefix, where)
     _check_unknown(family, said, prefix, where, unread)
     check_heads(kind, family, values, prefix, where)
-    text = {} if prefix and kind.endswith("vision") else {"pad_token_id": None}
-    return config | values | (text if family.theta is not None or kind in ("gpt2", "bert") else {})
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) if "vocab_size" in values else {}
+    return config | values | tokens
 
 
 def _check_needed(family: Family, said: Facts, prefix: str, where: str) -> None:

@@ -1,0 +1,361 @@
+"""Hugging Face configurations taken in: what they mean, what is filled in and said, and one sentence for each that
+cannot be."""
+
+import copy
+import dataclasses
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hf_configs import SMALL
+from hub_configs import HUB, LETTERS, LLAMA
+
+from memplan.errors import MemplanError
+from memplan.models.hf_config import hf_spec
+from memplan.models.registry import model_spec, names
+from memplan.spec import ModelSpec, RunSpec, StepSpec
+from memplan.spec.device import CPU
+from memplan.spec.hf_facts import complete, supported
+from memplan.spec.hf_families import FAMILIES
+
+EVERY = {f"small-{name}": config for name, config in SMALL.items()} | {f"hub-{name}": HUB[name] for name in HUB}
+
+
+def written(folder: Path, config: Any, name: str = "config.json") -> str:
+    """Path of a file of `config`, JSON or raw text, in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(config if isinstance(config, str) else json.dumps(config))
+    return str(folder / name)
+
+
+def refusal(call: Any, *words: Any, **options: Any) -> str:
+    with pytest.raises(MemplanError) as caught:
+        call(*words, **options)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def letters(spec: ModelSpec) -> tuple[int, ...]:
+    d = spec.decoder
+    sizes = (d.num_layers, d.hidden, d.num_heads, d.num_kv_heads, d.head_dim, d.ffn, d.vocab, d.max_positions)
+    return (*sizes, d.window, spec.seq)
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_downloaded_configuration_means_its_model(name: str, tmp_path: Path) -> None:
+    spec = hf_spec(written(tmp_path / "model", HUB[name]))
+    assert letters(spec) == LETTERS[name]
+    assert (spec.name, spec.family, spec.impl, spec.precision) == ("model", name, "hf", "bf16-mixed")
+    assert spec.config == json.dumps(json.loads(spec.config), sort_keys=True, separators=(",", ":"))
+    run = RunSpec(model=spec, step=StepSpec(batch=1, seq=spec.seq), device=CPU)
+    assert RunSpec.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+    assert dataclasses.replace(run, model=dataclasses.replace(spec, notes=())).run_id == run.run_id
+
+
+def test_facts_beyond_sizes(tmp_path: Path) -> None:
+    found = {name: hf_spec(written(tmp_path / name, HUB[name])) for name in HUB}
+    scaling = found["llama"].decoder.rope_scaling
+    assert scaling is not None
+    assert (scaling.factor, scaling.original_max_positions) == (8.0, 8192)
+    assert found["qwen2"].decoder.qkv_bias
+    assert not found["qwen2"].decoder.out_bias
+    assert found["phi3"].decoder.projections == "fused"
+    assert (found["gpt2"].decoder.norm, found["gpt2"].decoder.positions) == ("layer", "learned")
+    assert found["gpt_neox"].decoder.positions == "rope"
+    moe = found["qwen3_moe"].decoder
+    assert (moe.experts, moe.experts_per_token, moe.expert_ffn) == (128, 8, 768)
+    gemma = found["gemma3"]
+    assert (gemma.decoder.full_every, gemma.images, gemma.image_tokens(2)) == (6, 1, 512)
+    molmo, built_in = found["molmo2"], model_spec("molmo2-4b-hf")
+    assert (molmo.vision, molmo.connector) == (built_in.vision, built_in.connector)
+    assert json.loads(molmo.config)["vision_config"]["num_hidden_layers"] == 25
+
+
+def test_what_is_filled_in_is_said(tmp_path: Path) -> None:
+    config = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "vocab_size")}
+    spec = hf_spec(written(tmp_path, config | {"favourite": 3}))
+    assert (spec.decoder.num_kv_heads, spec.decoder.vocab) == (32, 32000)
+    assert spec.notes[0] == "not in config.json, so as transformers has it: vocab_size 32000, num_key_value_heads 32"
+    assert spec.notes[1] == "not read of config.json, since they change no shape: favourite"
+    assert hf_spec(written(tmp_path / "whole", LLAMA)).notes == ()
+    deepseek = " ".join(hf_spec(written(tmp_path / "deepseek", HUB["deepseek_v3"])).notes)
+    assert "unquantised" in deepseek
+    assert "several tokens" in deepseek
+    headless = HUB["bert"] | {"architectures": ["BertModel"]}
+    assert "trained as BertForMaskedLM, not as BertModel" in hf_spec(written(tmp_path / "bert", headless)).notes
+
+
+def test_null_is_no_missing_key(tmp_path: Path) -> None:
+    for key, without, null in (("sliding_window", 4096, None), ("num_key_value_heads", 8, 32), ("head_dim", 128, 128)):
+        bare = {name: value for name, value in HUB["mistral"].items() if name != key}
+        assert complete(bare).config[key] == without
+        assert complete(bare | {key: None}).config[key] == null
+
+
+UNLIKE = {"pad_token_id", "bos_token_id", "eos_token_id", "num_mtp_layers", "num_nextn_predict_layers", "type"}
+UNLIKE |= {"sliding_window_pattern", "full_attention_interval", "model_type", "boi_token_index", "eoi_token_index"}
+UNLIKE |= {"id2label", "label2id", "use_cache", "dtype", "architectures", "transformers_version"}
+"""Keys of tokens, files and habits, and those out of which others were made."""
+DERIVED = {"head_dim", "n_inner", "num_key_value_heads"}
+"""Keys that classes may leave to their modules to fill in."""
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted path, those of `UNLIKE` left out."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in UNLIKE:
+            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What transformers' configuration says and what is made of ours, where they differ; null may be derived."""
+    found = {key: (theirs.get(key), value) for key, value in flat(ours).items() if flat(theirs).get(key) != value}
+    return {key: pair for key, pair in found.items() if not (pair[0] is None and key.rpartition(".")[2] in DERIVED)}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if not FAMILIES[kind].parts])
+def test_defaults_are_those_of_transformers(kind: str) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.molmo2 import configuration_molmo2 as molmo2
+
+    parts = {"molmo2_vision": "Molmo2VisionConfig", "molmo2_adapter": "Molmo2AdapterConfig"}
+    theirs: Any = getattr(molmo2, parts[kind]) if kind in parts else CONFIG_MAPPING[kind]
+    family = FAMILIES[kind]
+    chosen = {"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}  # which has no default
+    said = {key: family.keys[key] for key in (family.width, family.depth) if key in family.keys} | chosen
+    ours = complete(said | {"model_type": kind}).config
+    assert differences(theirs(**chosen).to_dict(), theirs(**ours).to_dict()) == {}
+    assert {key for key in family.keys if not hasattr(theirs(), key)} <= DERIVED | UNLIKE
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_transformers_makes_the_same_of_what_is_completed(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    said, completed = copy.deepcopy(EVERY[name]), complete(EVERY[name]).config
+    theirs = transformers.AutoConfig.for_model(**said)
+    ours = transformers.AutoConfig.for_model(**completed)
+    assert differences(theirs.to_dict(), ours.to_dict()) == {}
+    assert theirs.num_labels == ours.num_labels
+
+
+SCALES = ("intermediate_size", "vocab_size", "num_hidden_layers", "moe_intermediate_size", "kv_lora_rank", "n_inner",
+          "n_layer", "type_vocab_size", "additional_vocab_size")  # fmt: skip
+
+
+def perturbed(config: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """`config` with other sizes that go together, in its parts too."""
+    changed = copy.deepcopy(config)
+    for key, value in changed.items():
+        if isinstance(value, dict) and key.endswith("_config") and key != "adapter_config":
+            changed[key] = perturbed(value, draw)
+        elif key in SCALES and not (key == "num_hidden_layers" and "head_dim" in config and "image_size" in config):
+            changed[key] = value + draw.randint(1, 40)
+    changed.pop("layer_types", None)
+    for width in ("hidden_size", "n_embd"):
+        if width in changed and "text_hidden_size" not in changed and "image_size" not in changed:
+            times = draw.randint(2, 4)
+            changed[width] *= times
+            if changed.get("model_type") == "gpt_neox":
+                changed["head_dim"] *= times
+    if "adapter_config" in changed:
+        changed["adapter_config"]["text_hidden_size"] = changed["text_config"]["hidden_size"]
+    return changed
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_ten_other_models_of_a_family(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    draw = random.Random(name)
+    seen = set()
+    for index in range(10):
+        spec = hf_spec(written(tmp_path / str(index), perturbed(SMALL[name], draw)))
+        theirs = transformers.AutoConfig.for_model(**json.loads(spec.config))
+        theirs = theirs.vision_config if name.startswith("siglip") else theirs.get_text_config()
+        assert (theirs.num_hidden_layers, theirs.hidden_size) == (spec.decoder.num_layers, spec.decoder.hidden)
+        assert theirs.num_attention_heads == spec.decoder.num_heads
+        seen.add(spec.config)
+    assert len(seen) == 10
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no JSON": ('{"model_type": ', r"is not JSON: .* in line 1"),
+    "a list": ([1], "is JSON, but no object"),
+    "no text": ("\udcff", "not text in UTF-8"),
+    "deep": ("[" * 100_000, "nested too deeply|not JSON"),
+    "of diffusers": ({"_class_name": "UNet2DConditionModel"}, "configuration of diffusers"),
+    "a tokenizer's": ({"tokenizer_class": "LlamaTokenizer"}, "a tokenizer's"),
+    "of generation": ({"do_sample": True, "eos_token_id": 2}, "configuration of generation"),
+    "an adapter's": ({"peft_type": "LORA", "r": 8}, r"an adapter's .* --lora"),
+    "a processor's": ({"image_processor_type": "X"}, "a processor's"),
+    "of no type": ({"hidden_size": 8}, "no model_type"),
+    "of an unknown type": (LLAMA | {"model_type": "mamba9"}, r"'mamba9', only bert, .*--impl hf"),
+    "without width": ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, r"hidden_size. .* take 4096"),
+    "of text": (LLAMA | {"hidden_size": "4096"}, "hidden_size in config.json is '4096', not a whole number"),
+    "of a fraction": (LLAMA | {"num_hidden_layers": 2.5}, "2.5, not a whole number"),
+    "of nothing": (LLAMA | {"vocab_size": 0}, "vocab_size in config.json is 0"),
+    "of too many layers": (LLAMA | {"num_hidden_layers": 10**9}, "from 1 to 10,000"),
+    "of true": (LLAMA | {"num_hidden_layers": True}, "True, not a whole number"),
+    "of one as truth": (LLAMA | {"tie_word_embeddings": 1}, "neither true nor false"),
+    "of no activation": (LLAMA | {"hidden_act": "swoosh"}, "'swoosh', an activation"),
+    "of certain dropout": (LLAMA | {"attention_dropout": 1.0}, "probability"),
+    "of no number": (LLAMA | {"rms_norm_eps": float("nan")}, "rms_norm_eps in config.json is nan"),
+    "with a new size": (LLAMA | {"ngram_size": 3}, r"ngram_size in config.json is 3.*--impl hf"),
+    "with new experts": (LLAMA | {"num_memory_experts": 4}, "num_memory_experts"),
+    "with another norm": (LLAMA | {"use_qk_norm": True}, "use_qk_norm"),
+    "undivided": (LLAMA | {"hidden_size": 4100}, "hidden_size 4100 does not divide into 32 heads"),
+    "of odd groups": (LLAMA | {"num_key_value_heads": 5}, "num_attention_heads 32 is no multiple"),
+    "of odd heads": (LLAMA | {"head_dim": 65}, "they turn in pairs"),
+    "partly rotated": (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "of bad rope": (LLAMA | {"rope_scaling": 8}, "rope_scaling in config.json is 8, not an object"),
+    "of bad theta": (LLAMA | {"rope_theta": "big"}, "rope_theta"),
+    "of short types": (HUB["qwen2"] | {"layer_types": ["full_attention"]}, "names 1 layers of 28"),
+    "of other types": (HUB["qwen2"] | {"layer_types": ["mamba"] * 28}, "'mamba', which is not known"),
+    "decoding BERT": (HUB["bert"] | {"is_decoder": True}, "is_decoder in config.json is True"),
+    "sparse": (HUB["deepseek_v3"] | {"moe_layer_freq": 2}, "moe_layer_freq in config.json is 2"),
+    "of few experts": (HUB["qwen3_moe"] | {"num_experts_per_tok": 200}, "200, of 128 experts"),
+    "of uneven groups": (HUB["deepseek_v3"] | {"n_group": 7}, "n_routed_experts 256 is no multiple"),
+    "of a bad part": (HUB["gemma3"] | {"text_config": 3}, "text_config in config.json is 3, not an object"),
+    "of a bare part": (HUB["gemma3"] | {"text_config": {}}, "text_config.hidden_size"),
+    "of odd images": (HUB["gemma3"] | {"mm_tokens_per_image": 250}, "mm_tokens_per_image 250"),
+    "of large patches": (SMALL["vit"] | {"patch_size": 99}, "patch_size 99 is larger than the image"),
+    "of one name": (LLAMA | {"architectures": "LlamaForCausalLM"}, "not a list of names"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_configuration_that_is_refused(what: str, tmp_path: Path) -> None:
+    config, words = BAD[what]
+    path = tmp_path / "config.json"
+    text = config if isinstance(config, str) else json.dumps(config)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(MemplanError, match=words):
+        model_spec(str(path))
+    assert "\n" not in refusal(model_spec, str(path))
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    assert "There is no file" in refusal(model_spec, str(tmp_path / "none.json"))
+    assert "There is no file" in refusal(model_spec, "../nowhere/at-all")
+    assert "has no config.json" in refusal(model_spec, str(tmp_path))
+    written(tmp_path, {"peft_type": "LORA"}, "adapter_config.json")
+    assert "an adapter's" in refusal(model_spec, str(tmp_path))
+    (tmp_path / "weights.json").write_bytes(b" " * (17 * 1024**2))
+    assert "too large" in refusal(model_spec, str(tmp_path / "weights.json"))
+
+
+def test_only_a_trace_takes_what_no_formula_knows(tmp_path: Path) -> None:
+    path = written(tmp_path, LLAMA | {"ngram_size": 3, "quantization_config": {"bits": 4}})
+    spec = model_spec(path, "hf")
+    assert (spec.family, spec.impl, spec.decoder.vocab) == ("other", "hf", 128256)
+    assert json.loads(spec.config)["ngram_size"] == 3
+    assert "quantization_config" not in spec.config
+    assert "only a trace knows this model: ngram_size" in spec.notes[0]
+    assert "--impl hf" in refusal(model_spec, path, "reference")
+    granite = model_spec(written(tmp_path / "granite", LLAMA | {"model_type": "granite"}), "hf")
+    assert granite.decoder.num_kv_heads == 8
+    whisper = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "decoder_layers": 4}
+    assert "encoder with a decoder" in refusal(model_spec, written(tmp_path / "w", whisper), "hf")
+    nameless = {"model_type": "granite", "vocab_size": 8}
+    assert "no architectures" in refusal(model_spec, written(tmp_path / "n", nameless), "hf")
+    assert "not a whole number" in refusal(model_spec, written(tmp_path / "b", LLAMA | {"vocab_size": "x"}), "hf")
+
+
+def test_a_model_of_the_hub_cache_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--org--some.Model"
+    written(folder / "snapshots" / "aaa", LLAMA)
+    written(folder / "snapshots" / "bbb", LLAMA | {"num_hidden_layers": 7})
+    os.utime(folder / "snapshots" / "bbb" / "config.json", (1, 1))
+    assert model_spec("org/some.Model").decoder.num_layers == 32  # the newest
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("bbb")
+    spec = model_spec("org/some.Model")
+    assert (spec.name, spec.decoder.num_layers) == ("org/some.Model", 7)
+    assert hf_spec(str(folder / "snapshots" / "aaa")).name == "org/some.Model"
+    (folder / "refs" / "main").write_text("../../../elsewhere")
+    assert model_spec("org/some.Model").decoder.num_layers == 32
+    missing = refusal(model_spec, "org/someModel")
+    assert "Did you mean org/some.Model?" in missing
+    assert "hf download org/someModel" in missing
+
+
+def test_the_hub_cache_is_where_the_hub_puts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for variable, below in (
+        ("HOME", "home/.cache/huggingface/hub"), ("XDG_CACHE_HOME", "xdg/huggingface/hub"), ("HF_HOME", "hf/hub"),
+        ("HF_HUB_CACHE", "hub"),
+    ):  # fmt: skip
+        monkeypatch.setenv(variable, str(tmp_path / below.partition("/")[0]))
+        written(tmp_path / below / "models--org--x" / "snapshots" / "abc", LLAMA | {"vocab_size": len(below)})
+        assert model_spec("org/x").decoder.vocab == len(below)
+
+
+@pytest.mark.parametrize("name", [name for name in names() if model_spec(name).impl == "memplan"])
+def test_a_model_of_memplans_own_goes_to_transformers_and_back(name: str, tmp_path: Path) -> None:
+    own = model_spec(name, "reference")
+    assert own == model_spec(name)
+    if own.family in ("nanogpt", "gemma") or own.decoder.rope_fp32:
+        assert "transformers" in refusal(model_spec, name, "hf")
+        return
+    theirs = model_spec(name, "hf")
+    assert theirs.impl == "hf"
+    back = model_spec(written(tmp_path, json.loads(theirs.config)), "reference")
+    assert (back.impl, back.config, back.decoder) == ("memplan", "", own.decoder)
+    assert (back.vision, back.connector) == (own.vision, own.connector)
+
+
+def test_what_memplans_own_modules_cannot_be(tmp_path: Path) -> None:
+    reasons = {"gpt_neox": "no gpt_neox", "gemma3": "no gemma3", "deepseek_v3": "no deepseek_v3", "bert": "no bert"}
+    for name, reason in reasons.items():
+        assert reason in refusal(model_spec, written(tmp_path / name, HUB[name]), "reference")
+    others = [
+        (LLAMA | {"hidden_act": "gelu"}, "'gelu'"),
+        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        (HUB["qwen3_moe"] | {"norm_topk_prob": False}, "norm_topk_prob is False"),
+        (HUB["qwen2"] | {"use_sliding_window": True, "max_window_layers": 5}, "no period"),
+        (SMALL["gemma2"], "attn_logit_softcapping"),
+    ]
+    for index, (config, reason) in enumerate(others):
+        assert reason in refusal(model_spec, written(tmp_path / str(index), config), "reference")
+    assert "no qwen3_5_text" in refusal(model_spec, "tiny-hybrid", "reference")
+    assert "Unknown impl" in refusal(model_spec, "tiny", "memplan")
+    assert "Leave --impl out" in refusal(model_spec, "pkg.mod:make", "hf")
+
+
+def test_each_family_has_a_small_configuration_here() -> None:
+    known = {complete(config).config["model_type"] for config in SMALL.values()}
+    assert set(supported()) - known <= {"smollm3", "qwen3_5"}
+    smollm3 = LLAMA | {"model_type": "smollm3", "rope_scaling": None, "no_rope_layer_interval": 4}
+    assert complete(smollm3).config["no_rope_layers"] == [1, 1, 1, 0] * 8
+    parts = {"text_config": SMALL["qwen3_5_text"], "vision_config": {"depth": 2, "hidden_size": 64}}
+    assert complete({"model_type": "qwen3_5"} | parts).config["text_config"]["layer_types"][3] == "full_attention"
+
+
+def test_the_command_line_takes_them_and_loads_no_torch(tmp_path: Path) -> None:
+    path = written(tmp_path / "mine", SMALL["llama"])
+    code = (
+        "import sys; from memplan.cli import main\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    words = ["estimate", "--model", path, "--impl", "reference", "--seq", "64", "--device", "cpu"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "False False")
+    assert done.stdout.startswith("mine (1,104,480 parameters")
+    bad = written(tmp_path / "bad", LLAMA | {"ngram_size": 3})
+    done = subprocess.run(
+        [sys.executable, "-c", code, "trace", "--model", bad], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (2, "False False")
+    assert done.stderr.startswith("memplan: ngram_size in config.json is 3")
