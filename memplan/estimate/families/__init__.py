@@ -17,6 +17,8 @@ FAMILIES: dict[str, str] = {
     "smollm3": "llama:SmolLM3",
     "olmo2": "llama:Olmo2",
     "phi3": "llama:Phi3",
+    "gemma2": "gemma:Gemma2",
+    "gemma3_text": "gemma:Gemma3",
 }
 """`model_type` of a config -> module of this package and its class."""
 

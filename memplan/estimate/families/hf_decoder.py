@@ -228,7 +228,7 @@ class Decoder:
     def masks(self, x: Tensor) -> dict[str, Tensor | None]:
         """A mask for each type of layer."""
         made = {"full_attention": causal_mask(x, self.kind)}
-        if "sliding_attention" in (self.config.get("layer_types") or ()):
+        if any(self.layer_type(index) == "sliding_attention" for index in range(self.config["num_hidden_layers"])):
             made["sliding_attention"] = causal_mask(x, self.kind, self.config["sliding_window"])
         return made
 
