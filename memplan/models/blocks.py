@@ -7,18 +7,24 @@ from memplan.models.trainable import Trainable
 
 
 def block_paths(model: nn.Module) -> tuple[str, ...]:
-    """Path of the list of blocks that holds the most parameters: a `ModuleList` or `Sequential` of two modules or more
-    of one class, inside no other such list. MemplanError where there is none."""
-    sizes: dict[str, int] = {}
-    for path, module in model.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in sizes)
-        if not inside and isinstance(module, nn.ModuleList | nn.Sequential) and is_stack(module):
-            sizes[path] = sum(parameter.numel() for parameter in module.parameters())
+    """Path of the list of blocks that holds the most parameters. MemplanError where there is none."""
+    sizes = stacks(model)
     if not sizes:
         raise MemplanError(
             f"{type(model).__name__} has no list of equal blocks.", "Name it: --blocks path.to.layers, or --ckpt none."
         )
     return (max(sizes, key=lambda path: sizes[path]),)
+
+
+def stacks(model: nn.Module) -> dict[str, int]:
+    """Parameters of each list of blocks by its path: a `ModuleList` or `Sequential` of two modules or more of one
+    class, inside no other such list."""
+    sizes: dict[str, int] = {}
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in sizes)
+        if not inside and isinstance(module, nn.ModuleList | nn.Sequential) and is_stack(module):
+            sizes[path] = sum(parameter.numel() for parameter in module.parameters())
+    return sizes
 
 
 def is_stack(container: nn.Module) -> bool:

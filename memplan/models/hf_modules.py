@@ -1,47 +1,57 @@
 """transformers' models, built from their configurations and trained as they are.
 
-Letters: `B` batch, `S` sequence, `H` hidden.
+Letters: `B` batch, `S` sequence, `H` hidden, `N` images of a batch.
 """
 
-import json
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from memplan.errors import MemplanError
 from memplan.models.batch import Batch
-from memplan.models.blocks import block_paths
+from memplan.models.blocks import stacks
 from memplan.models.head import Head
+from memplan.models.hf_build import built_config, built_module, set_dropout, values_read
 from memplan.models.trainable import Trainable
 from memplan.spec.model import ModelSpec
 
-SCALED_LOGITS = ("logits_scaling", "logit_scale", "lm_head_multiplier")
-"""Fields of configurations whose models do more to their logits than a matrix and a soft cap. Source: Granite, Cohere
-and FalconH1 in transformers 5.24."""
+TOWER = "vision"
+"""Part of the name of every image encoder inside a model: `vision_tower`, `vision_model`."""
+CONNECTOR = "multi_modal_projector"
+"""Name of what joins an image encoder to a decoder."""
 
 
 class HfModel(Trainable):
-    """A batch -> final normed hidden states [B, S, H] of a base model; the head is its output embeddings."""
+    """A batch -> the rows that the head's matrix reads: final hidden states [B, S, H] of a language model, behind the
+    head's transform where it has one, or one pooled row a sample [B, 1, H] of an image classifier."""
 
     def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0) -> None:
         super().__init__()
         if norm != "eager":
             raise MemplanError(f"{spec.name} has transformers' own norms.", "Leave --norm out.")
-        config = hf_config(spec)
-        if dropout:
-            set_dropout(config, spec.name, dropout)
-        self.model: Any = hf_model(config, spec.name, attention)
+        config = built_config(spec)
+        set_dropout(config, spec.name, dropout)
+        self.model: Any = built_module(config, spec.name, attention)
         self.text_config = config.get_text_config()
-        self.block_paths = block_paths(self)
+        self.block_paths = hf_block_paths(self)
         self.shares_kv = bool(getattr(self.text_config, "num_kv_shared_layers", 0))
+        self.classifies = self.model.main_input_name == "pixel_values"
+        if self.classifies and not hasattr(self.model, "classifier"):
+            raise MemplanError(f"{spec.name} is {config.architectures[0]}, which has no classifier to train.")
+        for component in spec.frozen:
+            for parameter in component_parameters(self.model, component):
+                parameter.requires_grad_(False)
 
     inner = "model"
 
     @property
     def head(self) -> Head:
-        """What makes logits of the hidden states."""
-        out = self.model.get_output_embeddings()
+        """What makes logits of the rows."""
+        out = self.model.classifier if self.classifies else self.model.get_output_embeddings()
         softcap = getattr(self.text_config, "final_logit_softcapping", None)
         return Head(weight=out.weight, bias=out.bias, softcap=softcap)
 
@@ -52,55 +62,65 @@ class HfModel(Trainable):
                 "do not have.",
                 "Take one of memplan's own: --model qwen3-0.6b.",
             )
-        return self.model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        if batch.segments is not None:
+            raise MemplanError("transformers' models are fed with full rows only.", "Type --rows full.")
+        if self.classifies:
+            return self.pooled(batch.pixels)
+        with values_read() if is_fake(batch.tokens) else nullcontext():
+            hidden = self.model.base_model(input_ids=batch.tokens, use_cache=False, **image_inputs(self.model, batch))
+        rows = hidden.last_hidden_state
+        del hidden
+        masked_lm = getattr(self.model, "cls", None)  # BERT's
+        return rows if masked_lm is None else masked_lm.predictions.transform(rows)
+
+    def pooled(self, pixels: Tensor | None) -> Tensor:
+        """One row a sample [B, 1, H], pooled as the class does it: ViT's first row, the mean of SigLIP's."""
+        if pixels is None:
+            raise MemplanError("An image classifier reads no tokens.", "Type --workload classify.")
+        if hasattr(self.model, "vit"):
+            return self.model.vit(pixel_values=pixels).last_hidden_state[:, :1]
+        rows = self.model.vision_model(pixel_values=pixels).last_hidden_state
+        return torch.mean(rows, dim=1)[:, None]
 
 
-def library() -> Any:
-    """transformers; MemplanError where it is not installed."""
-    try:
-        import transformers
-    except ImportError:
-        raise MemplanError("transformers is not installed.", "Type: pip install 'memplan[hf]'") from None
-    return transformers
+def image_inputs(model: Any, batch: Batch) -> dict[str, Tensor]:
+    """What a model with an image encoder takes beside the tokens, by transformers' names; empty for others."""
+    if batch.token_types is None:
+        return {}
+    molmo2 = model.config.model_type == "molmo2"
+    inputs = {"mm_token_type_ids" if molmo2 else "token_type_ids": batch.token_types}
+    if batch.pixels is not None:
+        inputs["pixel_values"] = batch.pixels.flatten(0, 1)
+    if batch.pooled_idx is not None and batch.grids is not None:
+        inputs |= {"image_token_pooling": batch.pooled_idx.flatten(0, 1), "image_grids": batch.grids.flatten(0, 1)}
+    return inputs
 
 
-def hf_config(spec: ModelSpec) -> Any:
-    """transformers' configuration of `spec`; MemplanError for a type that the installed transformers does not know."""
-    facts = json.loads(spec.config)
-    try:
-        config = library().AutoConfig.for_model(**facts)
-    except ValueError:
-        raise MemplanError(
-            f"The installed transformers knows no model of the type {facts.get('model_type')!r}.",
-            "Type: pip install -U transformers",
-        ) from None
-    scaled = [name for name in SCALED_LOGITS if getattr(config.get_text_config(), name, None) not in (None, 1.0)]
-    if scaled:
-        raise MemplanError(f"{spec.name} scales its logits by {scaled[0]}, which memplan does not know of.")
-    return config
+def hf_block_paths(model: nn.Module) -> tuple[str, ...]:
+    """Paths of the lists of blocks, those of an image encoder beside a decoder last; transformers' blocks are known by
+    their class, whatever else is a list of equal modules."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    paths = [path for path in stacks(model) if isinstance(first_block(model, path), GradientCheckpointingLayer)]
+    return tuple(sorted(paths, key=lambda path: TOWER in path))
 
 
-def hf_model(config: Any, name: str, attention: str) -> Any:
-    """The module for `config`, randomly initialised in torch's default dtype, its attention by `attention`."""
-    (architecture,) = config.architectures or [None]
-    kind = getattr(library(), str(architecture), None)
-    if kind is None:
-        raise MemplanError(
-            f"The installed transformers has no {architecture}, which {name} needs.",
-            "Type: pip install -U transformers",
-        )
-    try:
-        return kind._from_config(config, attn_implementation=attention, dtype=torch.get_default_dtype())
-    except ValueError as error:
-        other = "eager" if attention == "sdpa" else "sdpa"
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise MemplanError(f"transformers refuses {name}: {reason}.", f"Type --attention {other}.") from None
+def first_block(model: nn.Module, path: str) -> nn.Module:
+    """The first block of the list at `path`."""
+    return next(model.get_submodule(path).children())
 
 
-def set_dropout(config: Any, name: str, dropout: float) -> None:
-    """Sets every probability of dropping something that `config` has; MemplanError where it has none."""
-    fields = [field for field in config.to_dict() if field.endswith(("dropout", "_pdrop", "dropout_prob"))]
-    if not fields:
-        raise MemplanError(f"{name} drops nothing anywhere.", "Leave --dropout out.")
-    for field in fields:
-        setattr(config, field, dropout)
+def component_parameters(model: Any, component: str) -> Iterator[nn.Parameter]:
+    """Parameters of one component of transformers' module, as `factory.component_parameters` divides them."""
+    tables = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
+    out = model.get_output_embeddings()
+    heads = set() if out is None else {id(parameter) for parameter in out.parameters()}
+    for name, parameter in model.named_parameters():
+        if CONNECTOR in name:
+            found = {"connector"}
+        elif TOWER in name:
+            found = {"vision"}
+        else:
+            found = {word for word, ids in (("embedding", tables), ("head", heads)) if id(parameter) in ids}
+        if component in (found or {"blocks"}):
+            yield parameter

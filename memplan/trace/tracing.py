@@ -11,6 +11,7 @@ from memplan.spec.device import CPU, DeviceSpec, card
 from memplan.trace.allocator import CachingAllocator
 from memplan.trace.conversion import replaced_parameters
 from memplan.trace.events import Trace, settle
+from memplan.trace.grouped_mm import grouped_products
 from memplan.trace.recorder import Recorder
 from memplan.trace.replay import HostMemory, Memory, Replay, replay, report
 from memplan.trace.snapshot import save_snapshot
@@ -39,6 +40,7 @@ class Tracing:
     def __enter__(self) -> Self:
         self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         self._stack.enter_context(replaced_parameters())
+        self._stack.enter_context(grouped_products())
         if self.device.rules == "cuda":
             from memplan.trace.cuda_rules.generation import generation
             from memplan.trace.cuda_rules.hidden import HOST_OUTPUTS, Workspaces
