@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from memplan.estimate.peak import estimate
+from memplan.estimate.peak import peak_of
 from memplan.spec.run import RunSpec
 
 
@@ -16,7 +16,7 @@ def max_batch(run: RunSpec, gate_bytes: int) -> int:
 
     def fits(micro_batch: int) -> bool:
         step = dataclasses.replace(run.step, batch=micro_batch * chunks)
-        return estimate(dataclasses.replace(run, step=step)).peak_allocated_bytes <= gate_bytes
+        return bool(peak_of(dataclasses.replace(run, step=step)) <= gate_bytes)
 
     if not fits(1):
         return 0

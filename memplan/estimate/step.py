@@ -3,6 +3,7 @@
 A step of more than two chunks is told by two: every later one is as the second, whose gradients are there already.
 """
 
+import dataclasses
 from typing import Any
 
 from memplan.estimate import families, optimizers
@@ -51,8 +52,8 @@ def write_step(run: RunSpec) -> Tape:
     optimizers.make_states(tape, step.optimizer, params)
     for thread in ("forward", "backward"):  # taken in the first step already
         tape.stay(f"cublas workspace of the {thread} thread", tape.workspace_bytes)
-    for index in range(min(step.chunks, 2)):
-        run_chunk(tape, run, model, chunk_of(batch, step.micro_batch), first=index == 0)
+    for _ in range(min(step.chunks, 2)):
+        run_chunk(tape, run, model, chunk_of(batch, step.micro_batch))
     tape.mark("optimizer")
     if step.clip is not None:
         norms = [tape.allocate("_foreach_norm", (), "float32", copies=p.copies) for p in params]
@@ -65,23 +66,40 @@ def write_step(run: RunSpec) -> Tape:
     return tape
 
 
-def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], *, first: bool) -> None:
+def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor]) -> None:
     """Forward, loss and backward of one chunk."""
+    loss = scale(chunk_loss(tape, run, model, batch), "div")
+    tape.mark("backward")
+    tape.backward(loss)
+
+
+def chunk_loss(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Forward and loss of one chunk, before it is scaled."""
     step = run.step
     tape.mark("forward")
     tape.autocast = AUTOCAST.get(step.precision)
     hidden = [model.forward(batch)]
     tape.mark("loss")
     valid = batch["labels"].numel
-    if run.step.images:
+    if step.images:
         valid = batch["labels"].shape[0] * (step.seq - run.model.image_tokens(step.images) + 1)
     loss = summed_loss(
         tape, hidden, model.head, batch["labels"], kind=step.loss_kind, parts=step.loss_chunks, valid=valid
     )
     tape.leave_autocast()
-    loss = scale(loss, "div")
-    tape.mark("backward")
-    tape.backward(loss)
+    return loss
+
+
+def write_forward(run: RunSpec, samples: int) -> tuple[Tape, Tensor]:
+    """The ledger of forward and loss over `samples` in one chunk, and the loss that holds what they keep."""
+    step = dataclasses.replace(run.step, batch=samples, chunks=1)
+    run = dataclasses.replace(run, step=step)
+    tape = new_tape(run)
+    model = build(tape, run)
+    tape.part = ""
+    batch = make_batch(tape, run)
+    tape.stay("cublas workspace of the forward thread", tape.workspace_bytes)
+    return tape, chunk_loss(tape, run, model, chunk_of(batch, samples))
 
 
 def make_batch(tape: Tape, run: RunSpec) -> dict[str, Tensor]:
