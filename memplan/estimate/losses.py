@@ -44,8 +44,7 @@ def summed_loss(tape: Tape, hidden: list[Tensor], head: Head, labels: Tensor, *,
     if kind == "valid-rows":
         index = tape.new("valid", (valid,), "int64")
         return rows_loss(index_select(rows, index), head, index_select(labels, index))
-    size = -(-rows.shape[0] // parts)
-    sizes = [size] * (rows.shape[0] // size) + ([rows.shape[0] % size] if rows.shape[0] % size else [])
+    sizes = part_sizes(rows.shape[0], parts)
     row_parts = ops.split(rows, sizes, 0)
     label_parts = [narrow(labels, 0, size) for size in sizes]
     del rows
@@ -58,9 +57,29 @@ def summed_loss(tape: Tape, hidden: list[Tensor], head: Head, labels: Tensor, *,
     return sum_
 
 
+def part_sizes(num: Any, parts: int) -> list[Any]:
+    """Rows of each part, as `Tensor.chunk` cuts them."""
+    size = -(-num // parts)
+    if not isinstance(num, int):
+        return [size] * (parts - 1) + [num - size * (parts - 1)]
+    return [size] * (num // size) + ([num % size] if num % size else [])
+
+
 def rows_loss(rows: Tensor, head: Head, labels: Tensor) -> Tensor:
     """Cross-entropy from fp32 logits of rows [R, H]."""
     return cross_entropy(to(head.logits(rows), "float32"), labels)
+
+
+def fused_parts(num: Any, hidden: int, vocab: int) -> list[Any]:
+    """Rows of the first parts of the fused loss, of which the third is as the second: the power of two from
+    num / ceil(vocab / hidden) up."""
+    if isinstance(num, int):
+        size = 1 << (-(-num // -(-vocab // hidden)) - 1).bit_length()
+        return [min(size, num - start) for start in range(0, num, size)][:2]
+    import numpy as np
+
+    size = 1 << np.ceil(np.log2(-(-num // -(-vocab // hidden)))).astype(np.int64)
+    return [np.minimum(size, num), np.minimum(size, np.maximum(num - size, 0))]
 
 
 def fused_loss(rows: Tensor, head: Head, labels: Tensor) -> Tensor:
@@ -72,10 +91,8 @@ def fused_loss(rows: Tensor, head: Head, labels: Tensor) -> Tensor:
     of_weight = tape.make("zeros_like", (weight.shape, weight.dtype)) if weight.requires_grad else None
     losses = tape.make("zeros", ((R,), "float32"))
     valid = tape.make("ne", ((R,), "bool"))
-    size = 1 << (-(-R // -(-V // H)) - 1).bit_length()
     before, tape.grad_enabled = tape.grad_enabled, False
-    for start in range(0, R, size):
-        n = min(size, R - start)
+    for n in fused_parts(R, H, V):
         part = narrow(rows, 0, n)
         logits = linear(part, ops.view(weight, *weight.shape))
         tape.make("cross_entropy_in_place", ((n,), "float32"))

@@ -25,6 +25,23 @@ WORKSPACE_BYTES = {8: 8_519_680, 9: 32 * MIB, 10: 32 * MIB, 12: 32 * MIB}
 aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How many samples of how many tokens: whole numbers, or arrays of them for many configurations at once."""
+
+    batch: Any
+    """Samples of a step."""
+    micro_batch: Any
+    """Samples of a chunk."""
+    seq: Any
+    """Tokens of a sample."""
+
+    @staticmethod
+    def of(run: RunSpec) -> "Sizes":
+        """Those of `run`."""
+        return Sizes(batch=run.step.batch, micro_batch=run.step.micro_batch, seq=run.step.seq)
+
+
 def new_tape(run: RunSpec) -> Tape:
     """An empty ledger under the rules of `run`'s device."""
     name = run.device.name
@@ -42,18 +59,20 @@ def build(tape: Tape, run: RunSpec) -> Any:
     return LanguageModel(tape, run)
 
 
-def write_step(run: RunSpec) -> Tape:
-    """The ledger of one steady step of `run`, its optimizer's state there from the start."""
+def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
+    """The ledger of one steady step of `run`, its optimizer's state there from the start; of many batches and lengths
+    at once where `sizes` says so."""
+    sizes = Sizes.of(run) if sizes is None else sizes
     tape, step = new_tape(run), run.step
     model = build(tape, run)
     tape.part = ""
-    batch = make_batch(tape, run)
+    batch = make_batch(tape, sizes)
     params = optimizers.trainable(tape)
     optimizers.make_states(tape, step.optimizer, params)
     for thread in ("forward", "backward"):  # taken in the first step already
         tape.stay(f"cublas workspace of the {thread} thread", tape.workspace_bytes)
     for _ in range(min(step.chunks, 2)):
-        run_chunk(tape, run, model, chunk_of(batch, step.micro_batch))
+        run_chunk(tape, run, model, chunk_of(batch, sizes.micro_batch))
     tape.mark("optimizer")
     if step.clip is not None:
         norms = [tape.allocate("_foreach_norm", (), "float32", copies=p.copies) for p in params]
@@ -80,11 +99,10 @@ def chunk_loss(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor]) -
     tape.autocast = AUTOCAST.get(step.precision)
     hidden = [model.forward(batch)]
     tape.mark("loss")
-    valid = batch["labels"].numel
-    if step.images:
-        valid = batch["labels"].shape[0] * (step.seq - run.model.image_tokens(step.images) + 1)
+    samples, seq = batch["labels"].shape
+    first = max(run.model.image_tokens(step.images) - 1, 0)
     loss = summed_loss(
-        tape, hidden, model.head, batch["labels"], kind=step.loss_kind, parts=step.loss_chunks, valid=valid
+        tape, hidden, model.head, batch["labels"], kind=step.loss_kind, parts=step.loss_chunks, valid=samples * (seq - first)
     )
     tape.leave_autocast()
     return loss
@@ -97,15 +115,14 @@ def write_forward(run: RunSpec, samples: int) -> tuple[Tape, Tensor]:
     tape = new_tape(run)
     model = build(tape, run)
     tape.part = ""
-    batch = make_batch(tape, run)
+    batch = make_batch(tape, Sizes.of(run))
     tape.stay("cublas workspace of the forward thread", tape.workspace_bytes)
     return tape, chunk_loss(tape, run, model, chunk_of(batch, samples))
 
 
-def make_batch(tape: Tape, run: RunSpec) -> dict[str, Tensor]:
+def make_batch(tape: Tape, sizes: Sizes) -> dict[str, Tensor]:
     """The batch of the whole step, alive throughout."""
-    step = run.step
-    shape = (step.batch, step.seq)
+    shape = (sizes.batch, sizes.seq)
     return {name: tape.new(name, shape, "int64", category="other") for name in ("tokens", "labels")}
 
 

@@ -1,0 +1,49 @@
+"""Thousands of configurations at once: batches and lengths as arrays, every other lever in turn."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from memplan.errors import MemplanError
+from memplan.estimate.reading import peak_bytes
+from memplan.estimate.step import Sizes, write_step
+from memplan.spec.run import RunSpec
+
+ARRAYS = ("batch", "chunks", "seq")
+"""Axes whose values are told together."""
+
+
+def sweep(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """`run` with each combination of the values of `axes`, fields of its step, in their order: the values and
+    `peak_allocated_bytes`. Batches that do not divide into their chunks are left out."""
+    import numpy as np
+
+    others = {name: values for name, values in axes.items() if name not in ARRAYS}
+    batches, chunks, lengths = (list(axes.get(name, [getattr(run.step, name)])) for name in ARRAYS)
+    grid = [
+        (batch, parts, seq) for batch, parts, seq in itertools.product(batches, chunks, lengths) if not batch % parts
+    ]
+    if not grid:
+        raise MemplanError("No batch of the sweep divides into its chunks.", "Sweep batch=8:64:8 with chunks=1,2,4.")
+    for chosen in itertools.product(*others.values()):
+        levers = dict(zip(others, chosen, strict=True))
+        peaks: dict[tuple[int, int, int], int] = {}
+        for several in (False, True):  # a step of one chunk, and of more
+            part = [point for point in grid if (point[1] > 1) is several]
+            if not part:
+                continue
+            like = replaced(run, levers | dict(zip(ARRAYS, part[0], strict=True)))
+            for _, parts, seq in part:  # what no step can be is refused before any number is said
+                replaced(run, levers | {"batch": parts, "chunks": parts, "seq": seq})
+            batch, parts, seq = (np.array(column, dtype=np.int64) for column in zip(*part, strict=True))
+            sizes = Sizes(batch=batch, micro_batch=batch // parts, seq=seq)
+            found = np.broadcast_to(peak_bytes(write_step(like, sizes)), len(part))
+            peaks |= {point: int(peak) for point, peak in zip(part, found, strict=True)}
+        for point in grid:
+            yield dict(zip(ARRAYS, point, strict=True)) | levers | {"peak_allocated_bytes": peaks[point]}
+
+
+def replaced(run: RunSpec, levers: dict[str, Any]) -> RunSpec:
+    """`run` with other values in its step."""
+    return dataclasses.replace(run, step=dataclasses.replace(run.step, **levers))
