@@ -7,20 +7,22 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from memplan.backends.listening import listened, on_host
 from memplan.errors import MemplanError
 from memplan.record.trace import TracedRun, TracedSteps, TraceReport
 from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
-from memplan.step.builder import TrainStep, build_step
 from memplan.step.sharding import fake_world
 from memplan.trace.events import Sync, Trace, settle
 from memplan.trace.frames import raised_at
 from memplan.trace.growth import MIN_UNITS, Stack, grow
+from memplan.trace.known import KnownValues
 from memplan.trace.replay import Replay, alive_at, replay, report, timeline
 from memplan.trace.tracing import Tracing, new_memory
 
@@ -133,7 +135,7 @@ def alive_after_forward(run: RunSpec, samples: int) -> int:
     asked = dataclasses.replace(run, step=dataclasses.replace(run.step, batch=samples, chunks=1, compile="off"))
     few = fewer_blocks(asked)
     tracing = Tracing(run.device, frames=False, guess_phases=False)
-    with fake_world(run.step.world), tracing:
+    with fake_world(run.step.world), tracing, known_values(few, tracing):
         step = listened(few, tracing)
         tracing.mark("forward")
         loss = step.chunk_loss(step.batch, tracing.mark)
@@ -197,7 +199,7 @@ def count(parameters: Iterable[tuple[str, nn.Parameter]], run: RunSpec) -> Count
 def trace_steps(run: RunSpec) -> Story:
     """The story of building `run`'s step and taking it twice."""
     tracing = Tracing(run.device, frames=False, logits_width=run.model.decoder.vocab, guess_phases=False)
-    with fake_world(run.step.world), tracing:
+    with fake_world(run.step.world), tracing, known_values(run, tracing):
         step = listened(run, tracing)
         step(tracing.mark)
         marks, syncs = len(tracing.trace.marks), len(tracing.trace.syncs)
@@ -209,21 +211,14 @@ def trace_steps(run: RunSpec) -> Story:
         num_syncs=syncs,
         params=count(named, run),
         trainable=count([one for one in named if one[1].requires_grad], run),
-        host_bytes=0 if step.offload is None else step.offload.peak_host_bytes,
+        host_bytes=on_host(step),
         note=step.note,
     )
 
 
-def listened(run: RunSpec, tracing: Tracing) -> TrainStep:
-    """The step of `run`, its parameters claimed; what it keeps on the host is none of the card's."""
-    step = build_step(run, torch.device("cpu"))
-    tracing.recorder.claim_model(step.model)
-    names = {id(param): name.rpartition(".")[0] for name, param in step.model.named_parameters()}
-    for param, copy in step.update.copies():
-        tracing.recorder.claim(copy, "optimizer", names.get(id(param), ""))
-    if step.offload is not None and run.device.rules == "cuda":
-        step.offload.on_host = tracing.recorder.leave_out
-    return step
+def known_values(run: RunSpec, tracing: Tracing) -> AbstractContextManager[object]:
+    """Values beside fake tensors where a model of transformers picks rows by them."""
+    return KnownValues(tracing.recorder) if run.model.impl == "hf" and run.step.images else nullcontext()
 
 
 ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention(?!.*backward)")
