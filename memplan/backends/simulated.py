@@ -6,14 +6,13 @@ Of equal blocks only a few are traced; the others' stories follow from theirs, o
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import torch
-from torch import nn
 
 from memplan.backends.listening import listened, on_host
+from memplan.backends.fewer import Fewer, fewer_blocks
 from memplan.errors import MemplanError
 from memplan.record.trace import TracedRun, TracedSteps, TraceReport
 from memplan.spec.device import DeviceSpec
@@ -21,13 +20,9 @@ from memplan.spec.run import RunSpec
 from memplan.step.sharding import fake_world
 from memplan.trace.events import Sync, Trace, settle
 from memplan.trace.frames import raised_at
-from memplan.trace.growth import MIN_UNITS, Stack, grow
 from memplan.trace.known import KnownValues
 from memplan.trace.replay import Replay, alive_at, replay, report, timeline
 from memplan.trace.tracing import Tracing, new_memory
-
-BLOCKS = "decoder.blocks"
-"""Path of the decoder's blocks in the models of `memplan.models`."""
 
 COMPILED = "blocks are traced eagerly: an upper bound of the compiled step"
 
@@ -40,27 +35,23 @@ def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
     if run.step.compile == "on":
         eager = dataclasses.replace(run, step=dataclasses.replace(run.step, compile="off"))
         return dataclasses.replace(simulate(eager, grow_blocks=grow_blocks), run=run, note=COMPILED)
-    few = fewer_blocks(run) if grow_blocks else run
-    story = trace_steps(few)
-    trace = story.trace
-    grown = few is not run
-    if grown:
-        longer = grow(trace, stack_of(few, run))
-        if longer is None:
-            return simulate(run, grow_blocks=False)
-        trace = longer
+    few = fewer_blocks(run) if grow_blocks else Fewer(run=run)
+    story = trace_steps(few.run)
+    few = few.named(story.block_paths)
+    trace = few.grown(story.trace)
+    if trace is None:
+        return simulate(run, grow_blocks=False)
     settle(trace)
     start = trace.marks[story.num_marks].at
     attention = attention_calls(trace, start)
-    total, trainable = (count.of(run) for count in (story.params, story.trainable))
     return TracedRun(
         run=run,
-        params_total=total,
-        params_trainable=trainable,
+        params_total=few.counted((name, size) for name, size, _ in story.params),
+        params_trainable=few.counted((name, size) for name, size, trains in story.params if trains),
         steps=two_steps(
             trace, run.device, trace.marks[0].at, start, story.num_syncs, attention, host_bytes=story.host_bytes
         ),
-        grown=grown,
+        grown=bool(few.stacks),
         note=story.note,
     )
 
@@ -130,23 +121,20 @@ def kept_per_sample(run: RunSpec) -> int:
     return alive_after_forward(run, 2) - alive_after_forward(run, 1)
 
 
-def alive_after_forward(run: RunSpec, samples: int) -> int:
+def alive_after_forward(run: RunSpec, samples: int, *, grow_blocks: bool = True) -> int:
     """Bytes of activations, logits and what else a forward over `samples` leaves alive, every block counted."""
     asked = dataclasses.replace(run, step=dataclasses.replace(run.step, batch=samples, chunks=1, compile="off"))
-    few = fewer_blocks(asked)
+    few = fewer_blocks(asked) if grow_blocks else Fewer(run=asked)
     tracing = Tracing(run.device, frames=False, guess_phases=False)
-    with fake_world(run.step.world), tracing, known_values(few, tracing):
-        step = listened(few, tracing)
+    with fake_world(run.step.world), tracing, known_values(few.run, tracing):
+        step = listened(few.run, tracing)
         tracing.mark("forward")
         loss = step.chunk_loss(step.batch, tracing.mark)
         tracing.mark("end")
     del loss
-    trace = tracing.trace
-    if few is not asked:
-        longer = grow(trace, stack_of(few, asked))
-        if longer is None:
-            raise MemplanError("The blocks do not repeat.", "Leave per-sample figures out.")
-        trace = longer
+    trace = few.named(step.model.block_paths).grown(tracing.trace)
+    if trace is None:
+        return alive_after_forward(run, samples, grow_blocks=False)
     start = trace.marks[0].at
     alive = set(alive_at(replay(trace, new_memory(run.device)), len(trace.events) - 1))
     made = {event for event in trace.events[start:] if event >= 0}
@@ -163,37 +151,14 @@ class Story:
     """Marks before the second step."""
     num_syncs: int
     """Syncs before the second step."""
-    params: "Count"
-    """All parameters."""
-    trainable: "Count"
-    """Those that train."""
+    params: tuple[tuple[str, int, bool], ...]
+    """Name, elements, and whether it trains, of each parameter."""
+    block_paths: tuple[str, ...]
+    """Paths of the model's lists of blocks."""
     host_bytes: int = 0
     """Most that waited on the host at once."""
     note: str = ""
     """What the step does instead of what was asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """Parameters of a model, whose blocks are equal where not all of them are traced."""
-
-    traced: int
-    """Of the model that was traced."""
-    num_blocks: int
-    """Its blocks."""
-    a_block: int
-    """Of its first block."""
-
-    def of(self, run: RunSpec) -> int:
-        """Parameters of the model that `run` asks for."""
-        return self.traced + self.a_block * (run.model.decoder.num_layers - self.num_blocks)
-
-
-def count(parameters: Iterable[tuple[str, nn.Parameter]], run: RunSpec) -> Count:
-    """The count of the named parameters of `run`'s model; the first block speaks for those that are not traced."""
-    sizes = [(name, parameter.numel()) for name, parameter in parameters]
-    a_block = sum(size for name, size in sizes if name.startswith(f"{BLOCKS}.0."))
-    return Count(traced=sum(size for _, size in sizes), num_blocks=run.model.decoder.num_layers, a_block=a_block)
 
 
 def trace_steps(run: RunSpec) -> Story:
@@ -204,13 +169,12 @@ def trace_steps(run: RunSpec) -> Story:
         step(tracing.mark)
         marks, syncs = len(tracing.trace.marks), len(tracing.trace.syncs)
         step(tracing.mark)
-    named = list(step.model.named_parameters())
     return Story(
         trace=tracing.trace,
         num_marks=marks,
         num_syncs=syncs,
-        params=count(named, run),
-        trainable=count([one for one in named if one[1].requires_grad], run),
+        params=tuple((name, one.numel(), one.requires_grad) for name, one in step.model.named_parameters()),
+        block_paths=step.model.block_paths,
         host_bytes=on_host(step),
         note=step.note,
     )
@@ -237,41 +201,6 @@ def attention_calls(trace: Trace, start: int) -> dict[str, int]:
         elif alloc.op.startswith("aten._safe_softmax"):
             calls["math"] += 1
     return dict(calls)
-
-
-def fewer_blocks(run: RunSpec) -> RunSpec:
-    """`run` with just the blocks that show how they repeat; itself when it has no more.
-
-    Clipping stacks the norms of all tensors in one, whose size depends on their number: no block tells it, so every
-    block is traced. So it is where blocks are not equal, and where the host's share is asked for too.
-    """
-    unequal = run.model.impl != "memplan" or run.model.decoder.window > 0 or run.model.decoder.kv_shared > 0
-    unequal = unequal or run.step.sharding.sharded
-    if unequal or run.step.clip is not None or run.step.checkpointing.kind in ("first", "offload"):
-        return run
-    every = period_of(run)
-    blocks = run.model.decoder.num_layers
-    few = MIN_UNITS * every + blocks % every
-    if few >= blocks:
-        return run
-    decoder = dataclasses.replace(run.model.decoder, num_layers=few)
-    return dataclasses.replace(run, model=dataclasses.replace(run.model, decoder=decoder))
-
-
-def period_of(run: RunSpec) -> int:
-    """Blocks after which the next are treated alike: K of `every:K`."""
-    mode = run.step.checkpointing
-    return mode.count or 1 if mode.kind == "every" else 1
-
-
-def stack_of(few: RunSpec, run: RunSpec) -> Stack:
-    """The stack of blocks in the trace of `few`, to be grown to that of `run`."""
-    return Stack(
-        path=BLOCKS,
-        period=period_of(run),
-        traced=few.model.decoder.num_layers,
-        wanted=run.model.decoder.num_layers,
-    )
 
 
 def _report(

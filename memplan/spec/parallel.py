@@ -10,7 +10,7 @@ from memplan.errors import MemplanError, near_names
 KINDS = ("single", "ddp", "zero1", "zero2", "fsdp2")
 OPTIONS = {
     "ddp": ("view",),
-    "fsdp2": ("keep", "noprefetch", "offload", "param-bf16", "reduce-bf16", "reduce-fp32"),
+    "fsdp2": ("keep", "keep-last", "noprefetch", "offload", "param-bf16", "reduce-bf16", "reduce-fp32"),
 }
 """Options by kind, behind a colon and with `+` between them."""
 FORMS = ("single", "ddp", "ddp:view", "zero1", "zero2", "fsdp2", "fsdp2:OPTIONS")
@@ -28,6 +28,8 @@ class Parallel:
     """Whether DDP's gradients are views into its buckets, so that there is one copy of them."""
     keep: bool = False
     """Whether FSDP2 keeps a block's gathered parameters from forward to backward."""
+    keep_last: bool = False
+    """Whether it keeps those of the last block, which backward needs first: TorchTitan's and NeMo AutoModel's habit."""
     prefetch: bool = True
     """Whether FSDP2 gathers the next block of backward while one is at work."""
     offload: bool = False
@@ -59,6 +61,7 @@ class Parallel:
             kind=kind,
             view="view" in options,
             keep="keep" in options,
+            keep_last="keep-last" in options,
             prefetch="noprefetch" not in options,
             offload="offload" in options,
             param_dtype="bf16" if "param-bf16" in options else "",

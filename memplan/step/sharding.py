@@ -5,12 +5,14 @@ does. Letters: `W` world size.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memplan.errors import MemplanError
 from memplan.models.blocks import find_blocks
@@ -31,8 +33,10 @@ class Sharding:
         """What forward calls."""
         self.params: list[nn.Parameter] = [param for param in model.parameters() if param.requires_grad]
         """What the optimizer of this rank steps on."""
-        self.host_bytes = 0
-        """Bytes that stay on the host between two steps."""
+        self.kept: Sequence[Tensor] = ()
+        """Parameters that wait on the host, where their optimizer runs."""
+        self.on_host: Callable[[Tensor], None] | None = None
+        """Who hears that a gradient was copied to the host: a trace, to which all memory looks alike."""
 
     def chunk(self, *, last: bool) -> AbstractContextManager[object]:
         """Forward and backward of one chunk run inside; gradients of the step are whole behind the `last` one."""
@@ -86,7 +90,8 @@ def fake_world(world: int) -> Iterator[None]:
     hook = sys.excepthook  # torch puts one in its place that says the rank
     dist.init_process_group(FAKE, rank=0, world_size=world, store=FakeStore())
     try:
-        yield
+        with unheard_shapes():
+            yield
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook
@@ -95,3 +100,26 @@ def fake_world(world: int) -> Iterator[None]:
 def is_fake() -> bool:
     """Whether the other ranks are imagined."""
     return bool(dist.get_backend() == FAKE)
+
+
+@contextmanager
+def unheard_shapes() -> Iterator[None]:
+    """Inside, DTensor works out the shapes of its ops' results outside of every dispatch mode.
+
+    It does so once an op by running it on fake tensors as large as the whole of what is shared out, which a recorder
+    would take for memory. Source: ShardingPropagator, torch/distributed/tensor/_sharding_prop.py, torch 2.13.
+    """
+    from torch.distributed.tensor import _sharding_prop
+
+    kind: Any = _sharding_prop.ShardingPropagator
+    plain = kind.propagate_op_sharding_non_cached
+
+    def unheard(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return plain(self, *args, **kwargs)
+
+    kind.propagate_op_sharding_non_cached = unheard
+    try:
+        yield
+    finally:
+        kind.propagate_op_sharding_non_cached = plain

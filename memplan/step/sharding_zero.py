@@ -5,6 +5,7 @@ Source: ZeRO (arXiv 1910.02054), section 5. Letters: `W` world size.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,10 @@ from memplan.step.sharding import Sharding
 BUCKET_BYTES = 25 << 20
 """Most bytes of a bucket that holds more than one tensor, DDP's. Source: `_DEFAULT_FIRST_BUCKET_BYTES` and
 `bucket_cap_mb`, torch/nn/parallel/distributed.py, torch 2.13."""
+
+REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Their names since torch 2.13, and those before."""
 
 
 class StateSharding(Sharding):
@@ -72,7 +77,7 @@ class GradientSharding(Sharding):
     def finish(self) -> None:
         """Takes the other ranks' parts of the parameters."""
         for bucket in self.buckets:
-            dist.all_gather_into_tensor(bucket.flat, bucket.shard.detach())
+            ALL_GATHER(bucket.flat, bucket.shard.detach())
 
 
 class Bucket:
@@ -84,12 +89,12 @@ class Bucket:
         share = -(-sum(sizes) // world)
         with torch.no_grad():
             self.flat = torch.zeros(share * world, dtype=first.dtype, device=first.device)
-            for param, part in zip(params, self.flat.split([*sizes, share * world - sum(sizes)]), strict=False):
+            for param, part in zip(params, torch.split(self.flat, [*sizes, share * world - sum(sizes)]), strict=False):
                 part.copy_(param.flatten())
                 param.data = part.view(param.shape)
         self.world = world
         self.shard = nn.Parameter(self.flat.detach().narrow(0, share * dist.get_rank(), share))
-        self.places = {param: at for param, at in zip(params, offsets(sizes), strict=True)}
+        self.places = dict(zip(params, offsets(sizes), strict=True))
         self.waiting = len(params)
         self.buffer: Tensor | None = None
         for param in params:
@@ -114,7 +119,7 @@ class Bucket:
         if self.buffer is None:
             return
         part = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(part, self.buffer)
+        REDUCE_SCATTER(part, self.buffer)
         part.div_(self.world)
         self.buffer, self.waiting = None, len(self.places)
         if self.shard.grad is None:

@@ -4,8 +4,12 @@ An event is an index into `Trace.allocs`: `+i` (as `i`) is allocated, `~i` is fr
 replay needs; everything that explains an allocation stands once, in its `Alloc`.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+Hidden = Callable[[Any, Any, Any], Iterable[tuple[str, int, bool]]]
+"""Op, its arguments and its result -> name, bytes and whether they stay, for each thing that it takes inside itself."""
 
 
 class Frame(NamedTuple):
@@ -96,6 +100,25 @@ def settle(trace: Trace) -> None:
             alloc.category = "optimizer"
         elif alloc.phase == "init" and not alloc.died:
             alloc.category = "other"
+
+
+def note_hidden(trace: Trace, found: Iterable[tuple[str, int, bool]], phase: str, place: str) -> None:
+    """Notes what an op takes inside itself, by name, bytes and whether it stays: workspaces that stay, and temporaries
+    that are gone when it ends."""
+    passing = []
+    for name, num_bytes, stays in found:
+        index = len(trace.allocs)
+        alloc = Alloc(num_bytes, f"hidden:{name}", phase, "" if stays else place, (), "uint8")
+        trace.allocs.append(alloc)
+        trace.events.append(index)
+        trace.places.append(place)
+        if stays:
+            alloc.category = "other"
+        else:
+            alloc.died = phase
+            passing.append(index)
+    trace.events += [~index for index in passing]
+    trace.places += [place] * len(passing)
 
 
 def order_frees(trace: Trace) -> None:

@@ -6,7 +6,7 @@ in-place ops make no event; an in-place resize ends the storage's old size and b
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memplan.trace.accumulation import SUM, adds_in_place
 from memplan.trace.collectives import buffers
-from memplan.trace.events import Alloc, Mark, Sync, Trace, order_frees
+from memplan.trace.events import Alloc, Hidden, Mark, Sync, Trace, note_hidden, order_frees
 from memplan.trace.frames import FROM_PYTHON, caller, in_optimizer, stack, untraceable
 from memplan.trace.module_paths import ModulePaths
 from memplan.trace.reads import FOLLOWED, READS, Alarms
@@ -29,8 +29,6 @@ RECOMPUTING = "recompute"
 STEPPING = ("optimizer", "backward")  # phases in which an optimizer may take its step
 IN_ORDER = ("forward", "loss")
 """Phases whose ops outside of modules belong to the model as a whole."""
-Hidden = Callable[[Any, Any, Any], Iterable[tuple[str, int, bool]]]
-"""Op, its arguments and its result -> name, bytes and whether they stay, for each thing that it takes inside itself."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -55,6 +53,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = "init"
         self.hidden = hidden
         self.host_outputs: Mapping[str, tuple[int, ...]] = {}  # outputs that the device's kernels leave on the host
+        self.optimizer_on_host = False  # whether the host steps
         self.counters_on_host = False  # whether tensors that an optimizer makes from numbers are the host's
         self._guesses = guess_phases
         self._in_optimizer = False
@@ -100,6 +99,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = inside(tensor)
         storage = tensor.untyped_storage()
         index = self._index_of(storage)
+        if storage._cdata in self._elsewhere:
+            return
         if index is None:
             index = self._add(storage, tensor, "before", self.phase, module)
         alloc = self.trace.allocs[index]
@@ -114,6 +115,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del trace.events[-1], trace.places[-1], trace.allocs[-1]
         self._leave_out(storage())
 
+    def move_out(self, tensor: Tensor) -> None:
+        """Ends the storage of `tensor` here: it moves to where it is no more the device's."""
+        storage = inside(tensor).untyped_storage()
+        if (index := self._index_of(storage)) is not None:
+            self._end(storage._cdata, index)
+            self._leave_out(storage)
+
     def _leave_out(self, storage: Any) -> None:
         key = storage._cdata
         self._elsewhere[key] = weakref.ref(storage, lambda _: self._elsewhere.pop(key, None))
@@ -124,13 +132,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters():
             self.claim(parameter, "params", name.rpartition(".")[0])
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._claim_grad)  # type: ignore[no-untyped-call]
+                listen: Any = parameter.register_post_accumulate_grad_hook
+                listen(lambda one: None if one.grad is None else self.claim(one.grad, "grads"))
         for name, buffer in model.named_buffers():
             self.claim(buffer, "buffers", name.rpartition(".")[0])
-
-    def _claim_grad(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            self.claim(parameter.grad, "grads")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -169,14 +174,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._see(item, func, phase, place, source)
         elif place is None:
             self._place = self._place_of(args[0] if args else None)
-        if func._schema.is_mutable:
-            self._see_mutated(func, args)
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor):
+            self._resized(args[0].untyped_storage(), op=str(func), shape=tuple(args[0].shape))
         for tensor, category in buffers(func, args, kwargs):
             index = self._index_of(tensor.untyped_storage())
             if index is not None and self.trace.allocs[index].category == "temps":
                 self.trace.allocs[index].category = category
         if self.hidden is not None:
-            self._note_hidden(self.hidden, func, args, out, phase, self._place)
+            note_hidden(self.trace, self.hidden(func, args, out), phase, self._place)
         return out
 
     def _guess_phase(self) -> None:
@@ -190,31 +195,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if phase != self.phase:
             self.mark(phase)
 
-    def _note_hidden(self, hidden: Hidden, func: Any, args: Any, out: Any, phase: str, place: str) -> None:
-        """Notes what the op takes inside itself: workspaces that stay, and temporaries that are gone when it ends."""
-        trace, passing = self.trace, []
-        for name, num_bytes, stays in hidden(func, args, out):
-            index = len(trace.allocs)
-            alloc = Alloc(num_bytes, f"hidden:{name}", phase, "" if stays else place, (), "uint8")
-            trace.allocs.append(alloc)
-            trace.events.append(index)
-            trace.places.append(place)
-            if stays:
-                alloc.category = "other"
-            else:
-                alloc.died = phase
-                passing.append(index)
-        trace.events += [~index for index in passing]
-        trace.places += [place] * len(passing)
-
     def _see(self, tensor: Tensor, func: Any, phase: str, place: str | None, source: Any) -> None:
         """Notes the storage of `tensor` if it is new; an op outside of modules is where its `source` was made."""
         self._place = self._place_of(source) if place is None else place
         storage = tensor.untyped_storage()
         if self._index_of(storage) is None and storage.nbytes() and storage._cdata not in self._elsewhere:
-            if self.counters_on_host and func is FROM_PYTHON and phase in STEPPING and in_optimizer():
-                return self._leave_out(storage)
-            self._add(storage, tensor, str(func), phase, self._place)
+            counter = self.counters_on_host and func is FROM_PYTHON and phase in STEPPING and in_optimizer()
+            if counter or (self.optimizer_on_host and phase == "optimizer"):
+                self._leave_out(storage)
+            else:
+                self._add(storage, tensor, str(func), phase, self._place)
 
     def _place_of(self, source: Any) -> str:
         """The module whose tensor `source` is; without a tensor, where the last op was."""
@@ -224,11 +214,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._place
         index = self._index_of(source.untyped_storage())
         return self._place if index is None else self.trace.allocs[index].module
-
-    def _see_mutated(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Notes the new size of a storage that an op resized."""
-        if args and isinstance(args[0], Tensor):
-            self._resized(args[0].untyped_storage(), op=str(func), shape=tuple(args[0].shape))
 
     def _resized(self, storage: Any, **facts: Any) -> None:
         """Notes the new size of a storage, if it is new; one without bytes is remembered until it has some again."""

@@ -40,9 +40,7 @@ def test_what_is_wrong_is_said_in_a_sentence(text: str, says: str) -> None:
         Parallel.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("parallel", "world", "says"), [("fsdp2", 1, "needs 2 devices"), ("single", 8, "one device")]
-)
+@pytest.mark.parametrize(("parallel", "world", "says"), [("fsdp2", 1, "needs 2 devices"), ("single", 8, "one device")])
 def test_the_world_must_suit_the_kind(parallel: str, world: int, says: str) -> None:
     with pytest.raises(MemplanError, match=says):
         run_of(parallel=parallel, world=world)
