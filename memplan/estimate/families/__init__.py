@@ -17,6 +17,8 @@ FAMILIES: dict[str, str] = {
     "smollm3": "llama:SmolLM3",
     "olmo2": "llama:Olmo2",
     "phi3": "llama:Phi3",
+    "gpt2": "gpt:Gpt2",
+    "gpt_neox": "gpt:GptNeoX",
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",
 }

@@ -55,11 +55,13 @@ def matmul(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:
 
 
 def eager_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float, softcap: bool = False, strided: str = "qkv"
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float, softcap: bool = False, strided: str = "qkv",
+    wide: bool = True, back: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Heads [B, S, A, D] and the weights [B, A, S, S], which the caller holds on to.
 
     `strided`: which of q, k, v have heads that lie apart, as views of projections do; only several samples matter.
+    `wide`: whether the softmax is asked for in fp32; `back`: whether its result is cast back.
     """
     times = q.shape[1] // k.shape[1]
     copied = "" if ops.is_one(q.shape[0]) else strided
@@ -71,7 +73,9 @@ def eager_attention(
         weights = scale(weights)
     if mask is not None:
         weights = add(weights, mask)
-    weights = to(ops.softmax(weights, "float32"), q.dtype)
+    chances = ops.softmax(weights, "float32" if wide else None)
+    weights = to(chances, q.dtype) if back else chances
+    del chances
     weights = dropout(weights, drop)
     out = matmul(weights, values, False, "v" in copied and times == 1)
     out = clone(transpose(out, 1, 2))
@@ -103,12 +107,12 @@ def lowered_like(x: Tensor) -> Tensor:
 
 def attend(
     kind: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float = 0.0, softcap: bool = False,
-    strided: str = "qkv",
+    strided: str = "qkv", causal: bool = True, wide: bool = True, back: bool = True,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention of `kind`, `sdpa` or `eager`: heads [B, S, A, D], and the weights where it is eager."""
     if kind == "eager":
-        return eager_attention(q, k, v, mask, drop=drop, softcap=softcap, strided=strided)
-    return sdpa_attention(q, k, v, mask, drop=drop, strided=strided)
+        return eager_attention(q, k, v, mask, drop=drop, softcap=softcap, strided=strided, wide=wide, back=back)
+    return sdpa_attention(q, k, v, mask, drop=drop, strided=strided, causal=causal)
 
 
 def causal_mask(x: Tensor, kind: str, window: int | None = None, *, forced: bool = False) -> Tensor | None:

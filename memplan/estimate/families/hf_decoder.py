@@ -71,9 +71,11 @@ class Mlp(Module):
 
 
 def activated(act: str, x: Tensor) -> Tensor:
-    """`x` through an activation of one kernel."""
+    """`x` through an activation, of one kernel but for GPT-2's own, which is the formula written out."""
     if act in OF_INPUT:
         return ops.of_input(OF_INPUT[act], x)
+    if act == "gelu_new":
+        return mul(scale(x), shift(ops.of_result("tanh", scale(add(x, scale(ops.cube(x)))))))
     if act in ("relu", "sigmoid", "tanh"):
         return ops.of_result(act, x)
     raise MemplanError(f"estimate has no formula for the activation {act!r}.", "Type memplan trace.")
