@@ -4,17 +4,15 @@ from dataclasses import dataclass
 
 from memplan.estimate.tape import Parameter, Shape, Tape
 from memplan.spec.run import RunSpec
+from memplan.spec.step import StepSpec
 
-PARAM_DTYPES = {
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "bf16-mixed": "float32",
-    "fp16-mixed": "float32",
-    "bf16-masters": "bfloat16",
-    "fp16-masters": "float16",
-}
-AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Names of dtypes by those of `StepSpec.stored` and `StepSpec.computed`."""
+
+
+def autocast_dtype(step: StepSpec) -> str | None:
+    """What products run in where forward is under autocast."""
+    return DTYPES[step.computed] if step.autocasts else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,7 @@ class Setup:
         if run.model.decoder.tied and "head" in frozen:
             frozen = (*frozen, "embedding")
         return Setup(
-            dtype=PARAM_DTYPES[run.step.precision],
+            dtype=DTYPES[run.step.stored],
             frozen=frozen,
             rank=run.step.lora_rank,
             adapted=run.step.lora_names,
@@ -51,7 +49,9 @@ class Setup:
         wanted = self.rank and component == "blocks" and (not self.adapted or name in self.adapted)
         return self.rank if wanted else 0
 
-    def parameter(self, tape: Tape, name: str, shape: Shape, *, adapter: bool = False, always: bool = False) -> Parameter:
+    def parameter(
+        self, tape: Tape, name: str, shape: Shape, *, adapter: bool = False, always: bool = False
+    ) -> Parameter:
         """A parameter of the component that is being built; `always` trains even where that is frozen."""
         trains = adapter if self.rank else always or tape.component not in self.frozen
         return tape.parameter(name, shape, self.dtype, trains=trains)

@@ -108,7 +108,7 @@ def repeat_backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]
     tape, modules = node.info
     node.saved = []
     saved.clear()
-    for module in modules:
+    for module in modules if tape.keeps_grads else ():
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.others is None and parameter.copies > 1:
                 parameter.others = tape.allocate(

@@ -6,12 +6,13 @@ A step of more than two chunks is told by two: every later one is as the second,
 import dataclasses
 from typing import Any
 
-from memplan.estimate import families, optimizers
+from memplan.estimate import families
 from memplan.estimate.losses import summed_loss
 from memplan.estimate.model import LanguageModel
 from memplan.estimate.ops import narrow, scale
-from memplan.estimate.setup import AUTOCAST, Setup
-from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.setup import Setup, autocast_dtype
+from memplan.estimate.tape import Storage, Tape, Tensor
+from memplan.estimate.update import AnyUpdate, make_update, trainable
 from memplan.spec.run import RunSpec
 from memplan.units import MIB
 
@@ -67,36 +68,46 @@ def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
     model = build(tape, run)
     tape.part = ""
     batch = make_batch(tape, sizes)
-    params = optimizers.trainable(tape)
-    optimizers.make_states(tape, step.optimizer, params)
+    update = make_update(tape, step, trainable(tape))
     for thread in ("forward", "backward"):  # taken in the first step already
         tape.stay(f"cublas workspace of the {thread} thread", tape.workspace_bytes)
-    for _ in range(min(step.chunks, 2)):
-        run_chunk(tape, run, model, chunk_of(batch, sizes.micro_batch))
-    tape.mark("optimizer")
-    if step.clip is not None:
-        norms = [tape.allocate("_foreach_norm", (), "float32", copies=p.copies) for p in params]
-        stacked = tape.allocate("stack", (sum(p.copies for p in params),), "float32")
-        norms.clear()
-        del stacked
-    optimizers.step(tape, step.optimizer, params)
+    mean = accumulate(tape, run, model, batch, sizes.micro_batch, update)
+    if step.update == "step":
+        tape.mark("optimizer")
+        update()
     tape.mark("end")
-    optimizers.release(params)
+    del mean
     return tape
 
 
-def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor]) -> None:
-    """Forward, loss and backward of one chunk."""
+def accumulate(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], size: int, update: AnyUpdate) -> Storage:
+    """The loss of the whole batch, its gradients made, `size` samples at a time."""
+    chunks = run.step.chunks
+    losses: list[Any] = []
+    for index in range(min(chunks, 2)):
+        if index and chunks > 2:  # of those between the first and the last
+            losses.append(tape.allocate("div", (), "float32", copies=chunks - 2))
+        losses.append(run_chunk(tape, run, model, chunk_of(batch, size), update))
+    row = tape.allocate("stack", (chunks,), "float32")
+    mean = tape.allocate("sum", (), "float32")
+    del row
+    losses.clear()
+    return mean
+
+
+def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], update: AnyUpdate) -> Tensor:
+    """Forward, loss and backward of one chunk; its loss."""
     loss = scale(chunk_loss(tape, run, model, batch), "div")
     tape.mark("backward")
-    tape.backward(loss)
+    tape.backward(update.scaled(loss))
+    return loss.alias()
 
 
 def chunk_loss(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor]) -> Tensor:
     """Forward and loss of one chunk, before it is scaled."""
     step = run.step
     tape.mark("forward")
-    tape.autocast = AUTOCAST.get(step.precision)
+    tape.autocast = autocast_dtype(step)
     hidden = [model.forward(batch)]
     tape.mark("loss")
     samples, seq = batch["labels"].shape

@@ -178,6 +178,10 @@ class Tape:
         """What a selective region keeps."""
         self.on_grad: Callable[[Parameter], None] | None = None
         """Who hears that a gradient is complete."""
+        self.keeps_grads = True
+        """Whether a gradient outlives the moment in which it is complete."""
+        self.managed_bytes = 0
+        """In unified memory, which is no allocator's."""
         self.thread = "forward"
         self.once: set[str] = set()
         """Names of what is allocated once and for good."""

@@ -1,0 +1,153 @@
+"""What a step does with its gradients over the ledger: scaling undone, clipping, the optimizer's step, their release.
+
+Source: memplan.step.update, whose twin this is; torch/amp/grad_scaler.py and torch/nn/utils/clip_grad.py, torch 2.13.
+"""
+
+from memplan.estimate import ops
+from memplan.estimate.optimizers import OPTIMIZERS
+from memplan.estimate.tape import Parameter, Storage, Tape, Tensor
+from memplan.spec.step import StepSpec
+
+
+def trainable(tape: Tape) -> list[Parameter]:
+    """The parameters that the optimizer updates."""
+    return [parameter for parameter in tape.parameters if parameter.requires_grad]
+
+
+class Update:
+    """The optimizer over `params`, with the fp32 copies and the loss scale that `step` asks for."""
+
+    def __init__(self, tape: Tape, step: StepSpec, params: list[Parameter]) -> None:
+        self.tape = tape
+        self.clip = step.clip is not None
+        self.masters = Masters(tape, params) if step.has_masters else None
+        self.params = params if self.masters is None else self.masters.copies
+        self.optimizer = OPTIMIZERS[step.optimizer](tape, self.params)
+        self.scaler = LossScaler(tape) if step.scales_loss else None
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """`loss` as backward should see it."""
+        return loss if self.scaler is None else ops.scale(loss)
+
+    def __call__(self) -> None:
+        """One step from the gradients that are there."""
+        if self.masters is not None:
+            self.masters.take_gradients()
+        held: list[Storage] = []
+        if self.clip:
+            if self.scaler is not None:
+                held = self.scaler.unscale()
+            clip(self.tape, self.params)
+        if self.scaler is not None:
+            held += self.scaler.before_step(fused=self.optimizer.takes_scale, unscaled=self.clip)
+        self.optimizer.step()
+        held.clear()
+        self.release()
+
+    def release(self) -> None:
+        """Lets all gradients go."""
+        for parameter in self.params:
+            parameter.grad = parameter.others = None
+
+
+class UpdateInBackward:
+    """An `Update` for each parameter, which is taken as soon as its gradient is there, while backward goes on."""
+
+    def __init__(self, tape: Tape, step: StepSpec, params: list[Parameter]) -> None:
+        updates = {parameter: Update(tape, step, [parameter]) for parameter in params}
+        tape.keeps_grads = False
+        tape.on_grad = lambda parameter: updates[parameter]()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """`loss` as backward should see it."""
+        return loss
+
+    def __call__(self) -> None:
+        """Nothing is left to do behind backward."""
+
+
+AnyUpdate = Update | UpdateInBackward
+
+
+def make_update(tape: Tape, step: StepSpec, params: list[Parameter]) -> AnyUpdate:
+    """The update that `step` asks for over `params`, with its states."""
+    return (UpdateInBackward if step.update == "backward" else Update)(tape, step, params)
+
+
+class Masters:
+    """An fp32 copy of each parameter, which the optimizer steps on."""
+
+    def __init__(self, tape: Tape, params: list[Parameter]) -> None:
+        self.tape = tape
+        self.params = params
+        self.copies = [self.copy_of(parameter) for parameter in params]
+
+    def copy_of(self, parameter: Parameter) -> Parameter:
+        """The copy of a parameter and of those that it speaks for."""
+        shape, copies = parameter.shape, parameter.copies
+        storage = self.tape.allocate("master", shape, "float32", category="optimizer", copies=copies)
+        return Parameter(storage, shape, "float32", name=parameter.name, component=parameter.component, copies=copies)
+
+    def take_gradients(self) -> None:
+        """Casts each gradient to fp32 and lets the one in low precision go behind it.
+
+        Those of the blocks that one speaks for change places all at once: the moments in which both are there are
+        lower than that of the last block.
+        """
+        for parameter, copy in zip(self.params, self.copies, strict=True):
+            if parameter.others is not None:
+                parameter.others = None
+                copy.others = self.tape.allocate("to", copy.shape, "float32", category="grads", copies=copy.copies - 1)
+            if parameter.grad is not None:
+                copy.grad = self.tape.new("to", copy.shape, "float32", category="grads")
+                parameter.grad = None
+
+
+class LossScaler:
+    """torch's GradScaler: a scale and a counter, and single numbers for the moment."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.held = [tape.allocate("scale", (), kind, category="other") for kind in ("float32", "int32")]
+
+    def number(self) -> Storage:
+        """One fp32 number."""
+        return self.tape.allocate("scale", (), "float32")
+
+    def unscale(self) -> list[Storage]:
+        """Divides all gradients in place, by way of fp64; what stays until the step is over: whether one overflowed."""
+        double = self.tape.allocate("to", (), "float64")
+        inverse = self.tape.allocate("reciprocal", (), "float64")
+        del double
+        low = self.number()
+        del inverse
+        found = self.number()
+        del low
+        return [found]
+
+    def before_step(self, *, fused: bool, unscaled: bool) -> list[Storage]:
+        """What the step holds: a fused kernel is told the scale, unless it is undone, and whether to do anything."""
+        if not fused:
+            return [] if unscaled else self.unscale()
+        if unscaled:
+            return [self.number()]
+        one = self.number()
+        found = self.number()
+        del one
+        return [found, self.number(), self.number()]
+
+
+def clip(tape: Tape, params: list[Parameter]) -> None:
+    """The norm of all gradients, by way of one for each and a row of them; then each is multiplied in place."""
+    with_grads = [one for one in params if one.grad is not None]
+    counts = [1 if one.others is None else one.copies for one in with_grads]
+    norms = [tape.allocate("norm", (), one.dtype, copies=num) for one, num in zip(with_grads, counts, strict=True)]
+    row = tape.allocate("stack", (sum(counts),), "float32" if not with_grads else with_grads[0].dtype)
+    total = tape.allocate("linalg_vector_norm", (), "float32")
+    del row
+    norms.clear()
+    shifted = tape.allocate("add", (), "float32")
+    factor = tape.allocate("mul", (), "float32")
+    del shifted
+    clamped = tape.allocate("clamp", (), "float32")
+    del total, factor, clamped
