@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.estimate import ops
-from memplan.estimate.ops import LOW, add, dropout, for_autocast, mean_last, mul, rsqrt, shift, square, to
+from memplan.estimate.ops import add, dropout, for_autocast, mean_last, mul, rsqrt, shift, square, to
 from memplan.estimate.products import embedding, linear
 from memplan.estimate.tape import Node, Parameter, Tape, Tensor
 
@@ -103,7 +103,7 @@ def fused_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
         dtype = x.dtype
         wide = to(x, "float32")
         root = rsqrt(shift(mean_last(square(wide))))
-        return mul(to(mul(wide, root), dtype), weight) if dtype in LOW else mul(mul(wide, root), weight)
+        return to(mul(mul(wide, root), weight), dtype)
     rows = x.shape[:-1]
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:

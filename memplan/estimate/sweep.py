@@ -34,7 +34,7 @@ def sweep(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str,
             if not part:
                 continue
             like = replaced(run, levers | dict(zip(ARRAYS, part[0], strict=True)))
-            for _, parts, seq in part:  # what no step can be is refused before any number is said
+            for parts, seq in {point[1:] for point in part}:  # what no step can be is refused before any number is said
                 replaced(run, levers | {"batch": parts, "chunks": parts, "seq": seq})
             batch, parts, seq = (np.array(column, dtype=np.int64) for column in zip(*part, strict=True))
             sizes = Sizes(batch=batch, micro_batch=batch // parts, seq=seq)

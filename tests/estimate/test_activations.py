@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from memplan.estimate.activations import decoder_block
-from memplan.estimate.parts import Widths
-from memplan.estimate.vision import block_spec
+from memplan.estimate.checkpoint import LEAF
+from memplan.estimate.modules import Module
+from memplan.estimate.reference import Block as EstimatedBlock
+from memplan.estimate.setup import Setup
+from memplan.estimate.tape import Node, Parameter, Tape, Tensor
 from memplan.models.blocks import find_blocks
 from memplan.models.decoder import Block, Decoder
 from memplan.models.registry import model_spec
-from memplan.models.vision import VisionBlock
 from memplan.spec.checkpointing import Checkpointing
 from memplan.spec.model import DecoderSpec
 from memplan.step.checkpoint import checkpoint_blocks
@@ -26,11 +27,50 @@ TOY = DecoderSpec(
 )
 """A*D = K*D = H and F = 4*H, so that every kept tensor is a whole number of B*S*H."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16-mixed": torch.float32}
-WIDTHS = {
-    "fp32": Widths(compute=4, residual=4, param=4, normed=4, rules="cpu"),
-    "bf16": Widths(compute=2, residual=2, param=2, normed=2, rules="cpu"),
-    "bf16-mixed": Widths(compute=2, residual=4, param=4, normed=4, rules="cpu"),
-}
+
+
+def saved_bytes(out: Tensor, *shared: Tensor | None) -> int:
+    """Bytes of the storages that the graph of `out` saves, those of parameters and of `shared` left out."""
+    assert out.node is not None
+    nodes: list[Node] = [out.node]
+    seen: set[int] = {id(out.node)}
+    tape, kept = out.tape, set()
+    for node in nodes:
+        kept |= {one.storage.index for one in node.saved if one is not None}
+        for edge in node.edges:
+            if edge is not None and edge[0] is not LEAF and not isinstance(edge[0], Parameter) and id(edge[0]) not in seen:
+                seen.add(id(edge[0]))
+                nodes.append(edge[0])
+    known = {tensor.storage.index for tensor in shared if tensor is not None}
+    return sum(a.num_bytes for i, a in enumerate(tape.allocs) if i in kept - known and a.category != "params")
+
+
+def new_tape(precision: str) -> Tape:
+    tape = Tape("cpu")
+    dtype = str(DTYPES[precision])[6:]
+    tape.setup = Setup(dtype=dtype, frozen=(), rank=0, adapted=(), dropout=0.0)
+    tape.autocast = "bfloat16" if precision == "bf16-mixed" else None
+    return tape
+
+
+def run_block(tape: Tape, block: Module, spec: DecoderSpec, samples: int, seq: int, *, dense: bool) -> int:
+    """Bytes that a block of the ledger saves."""
+    dtype = tape.setup.dtype
+    x = tape.new("x", (samples, seq, spec.hidden), dtype)
+    x.requires_grad, x.node = True, LEAF
+    tables = tuple(tape.new("table", (seq, spec.head_dim), "float32" if spec.rope_fp32 else dtype) for _ in "cs")
+    rope = tables if spec.positions == "rope" else None
+    mask = tape.new("mask", (samples if spec.mask == "dense" else 1, 1, seq, seq), "float32") if dense else None
+    return saved_bytes(block(x, rope, mask), *tables, mask)
+
+
+def estimated(
+    spec: DecoderSpec, precision: str, *, attention: str, norm: str = "eager", samples: int = BATCH, seq: int = SEQ
+) -> int:
+    """Bytes that the estimate has a decoder block save."""
+    tape = new_tape(precision)
+    block = EstimatedBlock(tape, spec, attention=attention, norm=norm, index=0, store={})
+    return run_block(tape, block, spec, samples, seq, dense=attention == "eager" or spec.mask == "dense")
 
 
 def kept_bytes(module: nn.Module, *inputs: object, mixed: bool = False) -> int:
@@ -102,16 +142,15 @@ SPECS = {
 @pytest.mark.parametrize("name", SPECS)
 def test_a_block_keeps_what_the_formula_says_to_the_byte(name: str, norm: str, attention: str, precision: str) -> None:
     spec = SPECS[name]
-    stage = decoder_block(BATCH, SEQ, spec, WIDTHS[precision], kind=attention, norms=norm)
-    assert stage.saved + stage.casts == measured(spec, precision, attention=attention, norm=norm)
+    found = measured(spec, precision, attention=attention, norm=norm)
+    assert estimated(spec, precision, attention=attention, norm=norm) == found
 
 
 def test_a_toy_block_keeps_26_tensors() -> None:
     """Two norms keep input, normed rows and output (6); attention q, k, v, output (4); SwiGLU 4 of 4 H each (16)."""
     unit = 4 * BATCH * SEQ * TOY.hidden
     small = BATCH * SEQ * (4 * TOY.num_heads + 8)  # log-sum-exp of every head, roots of two norms
-    stage = decoder_block(BATCH, SEQ, TOY, WIDTHS["fp32"], kind="sdpa", norms="eager")
-    assert divmod(stage.saved - small, unit) == (26, 0)
+    assert divmod(estimated(TOY, "fp32", attention="sdpa") - small, unit) == (26, 0)
     assert divmod(measured(TOY, "fp32", attention="sdpa", norm="eager") - small, unit) == (26, 0)
 
 
@@ -151,12 +190,11 @@ def test_checkpointed_blocks_keep_one_tensor_each(mode: str, whole_tensors: int)
     unit = hidden.nbytes
     total = sum(kept.values()) - final - small - (tables if num_plain else 0)
     assert divmod(total, unit) == (whole_tensors, 0)
-    stage = decoder_block(BATCH, SEQ, TOY, WIDTHS["fp32"], kind="sdpa", norms="eager")
-    assert len(recomputed) * stage.entry + num_plain * stage.saved == whole_tensors * unit + small
+    plain = estimated(TOY, "fp32", attention="sdpa")
+    assert len(recomputed) * unit + num_plain * plain == whole_tensors * unit + small
 
 
 T = 64
-BF16 = WIDTHS["bf16"]
 RECORDED = [
     # Measured by saved_tensors_hooks on transformers' and Molmo2's own modules, less the rotary tables (512 or 1,024).
     ("qwen3-4b", {}, "sdpa", 170_792 - 512),
@@ -173,25 +211,4 @@ def test_full_size_blocks_keep_what_was_recorded(
     model: str, changes: dict[str, str], attention: str, bytes_a_token: int
 ) -> None:
     spec = dataclasses.replace(model_spec(model).decoder, **changes)
-    stage = decoder_block(1, T, spec, BF16, kind=attention, norms="eager")
-    assert stage.saved == bytes_a_token * T
-
-
-def test_a_full_size_vision_block_keeps_35720_bytes_a_patch() -> None:
-    vision = model_spec("molmo2-4b").vision
-    assert vision is not None
-    stage = decoder_block(1, vision.num_patches, block_spec(vision), BF16, kind="sdpa", norms="fused")
-    assert stage.saved == 35_720 * vision.num_patches
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
-def test_a_small_vision_block_keeps_what_the_formula_says(precision: str) -> None:
-    vision = model_spec("tiny-molmo2").vision
-    assert vision is not None
-    rows = torch.bfloat16 if precision != "fp32" else torch.float32
-    block = VisionBlock(vision, attention="sdpa").to(DTYPES[precision])
-    hidden = torch.randn(3, vision.num_patches, vision.hidden, dtype=rows, requires_grad=True)
-    w = 4 if precision == "fp32" else 2
-    widths = Widths(compute=w, residual=w, param=2 if precision == "bf16" else 4, normed=w, rules="cpu")
-    stage = decoder_block(3, vision.num_patches, block_spec(vision), widths, kind="sdpa", norms="fused")
-    assert stage.saved + stage.casts == kept_bytes(block, hidden, mixed=precision == "bf16-mixed")
+    assert estimated(spec, "bf16", attention=attention, samples=1, seq=T) == bytes_a_token * T

@@ -1,0 +1,98 @@
+"""The formula of each line of an estimate: what is alive at the peak, as sizes in letters."""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from memplan.dtypes import ELEMENT_BYTES
+from memplan.estimate.reading import alive_at, largest, settle
+from memplan.estimate.step import Sizes, write_step
+from memplan.estimate.symbols import Letters, text
+from memplan.spec.run import RunSpec
+
+DECODER_LETTERS = {
+    "hidden": "H", "num_heads": "A", "num_kv_heads": "K", "head_dim": "D", "ffn": "F", "vocab": "V", "experts": "E",
+    "expert_ffn": "Fe",
+}  # fmt: skip
+CONFIG_LETTERS = {
+    "hidden_size": "H", "num_attention_heads": "A", "num_key_value_heads": "K", "head_dim": "D",
+    "intermediate_size": "F", "vocab_size": "V", "n_embd": "H", "n_head": "A", "n_inner": "F",
+    "num_experts": "E", "num_local_experts": "E", "n_routed_experts": "E", "moe_intermediate_size": "Fe",
+}  # fmt: skip
+"""Letter of each number of a model, as in `spec.model`; `Fe` is the width of one expert."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Equal tensors that are alive at the peak."""
+
+    category: str
+    """One of `CATEGORIES`."""
+    part: str
+    """Module that made them."""
+    op: str
+    """Op that made them."""
+    count: int
+    """How many there are."""
+    formula: str
+    """Bytes of one, `4 * B*H*S`."""
+    num_bytes: int
+    """Bytes of all together, rounded as the allocator does."""
+
+
+class Config(str):
+    """A configuration's JSON, beside which its numbers stand as letters."""
+
+    facts: dict[str, Any]
+
+
+def explain(run: RunSpec) -> tuple[tuple[Line, ...], dict[str, int]]:
+    """The lines of the peak of `run`, the largest first, and the value of each letter."""
+    lettered, letters = with_letters(run)
+    micro, seq = Letters.of(run.step.micro_batch, "B"), Letters.of(run.step.seq, "S")
+    sizes = Sizes(batch=micro * run.step.chunks, micro_batch=micro, seq=seq)
+    tape = write_step(lettered, sizes)
+    settle(tape, run.model.decoder.vocab)
+    event, _ = max(largest(tape).values(), key=lambda found: found[1])
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
+    for index in alive_at(tape, event):
+        alloc = tape.allocs[index]
+        formula = f"{ELEMENT_BYTES[alloc.dtype]} * {text(math.prod(alloc.shape))}"
+        group = groups.setdefault((alloc.category, alloc.part, alloc.op, formula), [0, 0])
+        group[0] += alloc.copies
+        group[1] += int(alloc.num_bytes)
+    lines = [
+        Line(category=category, part=part, op=op, count=count, formula=formula, num_bytes=num_bytes)
+        for (category, part, op, formula), (count, num_bytes) in groups.items()
+    ]
+    lines.sort(key=lambda line: (-line.num_bytes, line.part, line.op))
+    return tuple(lines), letters | {"B": run.step.micro_batch, "S": run.step.seq}
+
+
+def with_letters(run: RunSpec) -> tuple[RunSpec, dict[str, int]]:
+    """`run` with a model whose numbers are letters, and their values."""
+    values: dict[str, int] = {}
+
+    def letter(name: str, value: int) -> int:
+        values[name] = value
+        return Letters.of(value, name)
+
+    model = run.model
+    if model.impl == "hf":
+        facts = json.loads(model.config)
+        for part in (facts, facts.get("text_config", {})):
+            for key, name in CONFIG_LETTERS.items():
+                if isinstance(part.get(key), int) and part[key] > 1:
+                    part[key] = letter(name, part[key])
+        config = Config(model.config)
+        config.facts = facts
+        return dataclasses.replace(run, model=dataclasses.replace(model, config=config)), values
+    changes = {
+        key: letter(name, getattr(model.decoder, key))
+        for key, name in DECODER_LETTERS.items()
+        if getattr(model.decoder, key) > 1
+    }
+    decoder = dataclasses.replace(model.decoder, **changes)
+    return dataclasses.replace(run, model=dataclasses.replace(model, decoder=decoder)), values
