@@ -10,9 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-
-from memplan.backends.listening import listened, on_host
 from memplan.backends.fewer import Fewer, fewer_blocks
+from memplan.backends.listening import listened, on_host
 from memplan.errors import MemplanError
 from memplan.record.trace import TracedRun, TracedSteps, TraceReport
 from memplan.spec.device import DeviceSpec

@@ -1,29 +1,34 @@
-"""A step of many equal blocks, told from the trace of a few.
+"""A step of many blocks, told from the trace of a few.
 
-Between its ends a stack of equal blocks tells the same story again and again: in forward in the order of the blocks, in
-backward in the reverse. `grow` cuts a trace into such sweeps, checks that the inner blocks' stories are equal event for
-event, sizes, ops, shapes and the relative place of every freed tensor included, and inserts as many more as asked for.
-Where it cannot show that, it says None, and the whole step must be traced.
+Where the blocks of a stack repeat, one by one or in units of several kinds, they tell the same story again and again:
+in forward in the order of the blocks, in backward in the reverse. `grow` cuts a trace into such sweeps, checks that the
+inner units' stories are equal event for event, sizes, ops, shapes and the relative place of every freed tensor
+included, and inserts as many more as asked for. Where it cannot show that, it says None, and the whole step must be
+traced.
 """
 
 import itertools
 import re
 from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.trace.events import Alloc, Mark, Trace
 
-MIN_UNITS = 4
+UNITS = 4
 """A first, a last and two inner units to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Equal blocks, `period` of which make a unit that repeats."""
+    """A list of blocks, some of which repeat: `UNITS` units of `period` blocks from block `first` on. What stands
+    before them belongs to the first unit, what stands behind them to the last."""
 
     path: str
     """Path of the container: `decoder.blocks`."""
-    period: int
+    first: int = 0
+    """Blocks before the repetition."""
+    period: int = 1
     """Blocks of a unit: 2 where every second one is recomputed."""
     traced: int
     """Blocks in the trace."""
@@ -31,14 +36,34 @@ class Stack:
     """Blocks asked for; a multiple of `period` more than `traced`."""
 
     @property
-    def num_units(self) -> int:
-        """Units in the trace, the last one perhaps shorter."""
-        return -(-self.traced // self.period)
-
-    @property
     def added(self) -> int:
         """Units to insert."""
         return (self.wanted - self.traced) // self.period
+
+    def unit(self, block: int) -> int:
+        """The unit of a block in the trace."""
+        return min(max((block - self.first) // self.period, 0), UNITS - 1)
+
+    def block(self, path: str) -> int | None:
+        """The number of the block that `path` leads into."""
+        match = re.search(rf"(?:^|\.){re.escape(self.path)}\.(\d+)(?:\.|$)", path)
+        return int(match[1]) if match else None
+
+
+def repetition(kinds: Sequence[Hashable]) -> tuple[int, int, int]:
+    """The longest part of `kinds` that repeats in units: where it begins, kinds of a unit, and units to leave out so
+    that `UNITS` of them remain; no units where leaving some out saves nothing."""
+    best, count = (0, 1, 0), len(kinds)
+    for period in range(1, count // UNITS + 1):
+        alike = [kinds[index] == kinds[index + period] for index in range(count - period)]
+        at = 0
+        for same, group in itertools.groupby(alike):
+            length = sum(1 for _ in group)
+            spare = length // period + 1 - UNITS
+            if same and spare * period > best[1] * best[2]:
+                best = (at, period, spare)
+            at += length
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +84,7 @@ def grow(trace: Trace, stack: Stack) -> Trace | None:
     """The trace with `stack.wanted` blocks, or None where it is not shown that they repeat."""
     if stack.added == 0:
         return trace
-    if stack.num_units < MIN_UNITS or stack.added < 0:
+    if stack.added < 0 or stack.traced < stack.first + UNITS * stack.period:
         return None
     runs = sweeps(trace, stack)
     if runs is None:
@@ -69,7 +94,7 @@ def grow(trace: Trace, stack: Stack) -> Trace | None:
     for run in runs:
         if run.sweep is not None and run.unit is not None:
             stories[run.sweep, run.unit] = story(trace, run, births, stack)
-    inner = range(1, stack.num_units - 1)
+    inner = range(1, UNITS - 1)
     numbers = {sweep for sweep, _ in stories}
     if any(stories[sweep, unit] != stories[sweep, 1] for sweep in numbers for unit in inner):
         return None
@@ -90,13 +115,13 @@ def sweeps(trace: Trace, stack: Stack) -> list[Run] | None:
         runs.append(Run(unit, start, end))
         start = end
     found: list[Run] = []
-    number, at, last = 0, 0, stack.num_units - 1
+    number, at, last = 0, 0, UNITS - 1
     while at < len(runs):
         if runs[at].unit is None:
             found.append(runs[at])
             at += 1
             continue
-        group = runs[at : at + stack.num_units]
+        group = runs[at : at + UNITS]
         order = [run.unit for run in group]
         if order not in (list(range(last + 1)), list(range(last, -1, -1))):
             # What lies beside the stack frees tensors of its ends, such as the last block's output.
@@ -108,19 +133,18 @@ def sweeps(trace: Trace, stack: Stack) -> list[Run] | None:
             continue
         found += [replace(run, sweep=number) for run in group]
         number += 1
-        at += stack.num_units
+        at += UNITS
     return found
 
 
 def unit_numbers(trace: Trace, stack: Stack) -> list[int | None]:
     """The unit of each event: where it happened, or else whose tensor it speaks of."""
-    pattern = re.compile(rf"(?:^|\.){re.escape(stack.path)}\.(\d+)(?:\.|$)")
     known: dict[str, int | None] = {}
 
     def unit(path: str) -> int | None:
         if path not in known:
-            match = pattern.search(path)
-            known[path] = int(match[1]) // stack.period if match else None
+            block = stack.block(path)
+            known[path] = None if block is None else stack.unit(block)
         return known[path]
 
     numbers = []
@@ -190,7 +214,7 @@ class Builder:
 
     def build(self, runs: list[Run]) -> Trace:
         """The longer trace."""
-        last, added = self._stack.num_units - 1, self._stack.added
+        last, added = UNITS - 1, self._stack.added
         for sweep, group in itertools.groupby(runs, key=lambda run: run.sweep):
             members = list(group)
             if sweep is None:

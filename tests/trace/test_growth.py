@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from samples import asked
 
-from memplan.backends.simulated import fewer_blocks, simulate, stack_of, trace_steps
+from memplan.backends.fewer import fewer_blocks
+from memplan.backends.simulated import simulate, trace_steps
 from memplan.spec import RunSpec
 from memplan.spec.device import CPU, card
 from memplan.trace.events import Trace
@@ -36,14 +37,21 @@ def test_a_grown_trace_is_the_full_one(model: str, rung: str, changes: dict[str,
     run = asked(model, rung, device=device, seq=32, **changes)  # type: ignore[arg-type]
     every = run.step.checkpointing.count or 1
     whole = with_blocks(run, 6 * every + 1 % every)
+    check_growth(whole)
+
+
+def check_growth(whole: RunSpec) -> None:
     few = fewer_blocks(whole)
-    assert few.model.decoder.num_layers < whole.model.decoder.num_layers
-    grown, full = grow(trace_steps(few).trace, stack_of(few, whole)), trace_steps(whole).trace
+    assert few.run.model.decoder.num_layers < whole.model.decoder.num_layers
+    story, full = trace_steps(few.run), trace_steps(whole)
+    few = few.named(story.block_paths)
+    grown = few.grown(story.trace)
     assert grown is not None
-    assert grown.allocs == full.allocs
-    assert grown.events == full.events
-    assert grown.marks == full.marks
-    assert grown.places == full.places
+    assert grown.allocs == full.trace.allocs
+    assert grown.events == full.trace.events
+    assert grown.marks == full.trace.marks
+    assert grown.places == full.trace.places
+    assert few.counted((name, size) for name, size, _ in story.params) == sum(size for _, size, _ in full.params)
 
 
 def test_simulation_says_the_same_with_and_without_growth() -> None:
@@ -55,8 +63,8 @@ def test_simulation_says_the_same_with_and_without_growth() -> None:
 
 def few_blocks() -> tuple[Trace, Stack]:
     whole = with_blocks(asked("tiny", "B4c1", seq=32), 7)
-    few = fewer_blocks(whole)
-    return trace_steps(few).trace, stack_of(few, whole)
+    few = fewer_blocks(whole).named(())
+    return trace_steps(few.run).trace, few.stacks[0]
 
 
 def test_blocks_that_differ_are_not_grown() -> None:
@@ -97,11 +105,11 @@ def test_a_block_that_outlives_the_stack_is_not_grown() -> None:
 def test_a_clipped_step_is_traced_whole() -> None:
     """The stack of all tensors' norms grows with the number of blocks, and no block makes it."""
     run = with_blocks(asked("tiny", "B1c1", seq=16, clip=1.0), 7)
-    assert fewer_blocks(run) is run
+    assert fewer_blocks(run).run is run
     assert not simulate(run).grown
 
 
 def test_too_few_blocks_are_traced_whole() -> None:
     run = asked("tiny", "B4c1")
-    assert fewer_blocks(run) is run
+    assert fewer_blocks(run).run is run
     assert not simulate(run).grown
