@@ -12,6 +12,7 @@ from memplan.errors import MemplanError
 from memplan.models.registry import model_spec
 from memplan.spec import DeviceSpec, Ladder, ModelSpec, Rung, RunSpec, StepSpec
 from memplan.spec.device import CPU, card
+from memplan.spec.model import CLASSIFIERS
 from memplan.units import format_exact_bytes
 
 DEFAULT_CARD = "h100-80g"
@@ -60,6 +61,8 @@ def assumed(ladder: Ladder, found: Sequence[Point]) -> list[str]:
                 filled.add(f"{run.step.images} images")
             if ladder.precision == (None,):
                 filled.add(run.step.precision)
+            if ladder.attention is None and run.step.attention != "sdpa":
+                filled.add(f"{run.step.attention} attention")
         text = f"; assumed for {name}: {', '.join(sorted(filled))}" if filled else ""
         device = runs[0][1].device.name
         where = f"simulated {device}: traced on fake tensors, nothing is measured" if found[0].simulated else device
@@ -101,6 +104,8 @@ def _step(
         loss = f"{'chunked' if kind == 'full' else kind}:{rung.loss_chunks}"
     if not (rung.seq or ladder.seq or model.seq):
         raise MemplanError(f"{model.name} has no usual length of a sequence.", "Type --seq 128.")
+    if model.family in CLASSIFIERS and (rung.seq or ladder.seq or model.seq) != model.seq:
+        raise MemplanError(f"{model.name} reads images of {model.seq} patches, and no tokens.", "Leave --seq out.")
     images = model.images if ladder.images is None else ladder.images
     if ladder.workload == "lm":
         images = 0
@@ -109,7 +114,7 @@ def _step(
         chunks=rung.chunks,
         seq=next(seq for seq in (rung.seq, ladder.seq, model.seq) if seq is not None),
         images=images,
-        workload=ladder.workload or ("vlm" if images else "lm"),
+        workload=ladder.workload or model.usual_workload(images),
         suffix=ladder.suffix,
         ckpt=ckpt,
         loss=loss,
@@ -117,7 +122,7 @@ def _step(
         update=ladder.update,
         rows=ladder.rows,
         precision=precision or model.precision,
-        attention=ladder.attention,
+        attention=ladder.attention or model.usual_attention,
         norm=ladder.norm,
         clip=ladder.clip,
         blocks=ladder.blocks,
@@ -144,7 +149,7 @@ def _command(ladder: Ladder, model: str, rung: Rung, run: RunSpec, *, simulated:
         "attention": step.attention,
         "norm": step.norm,
         "clip": step.clip,
-        "workload": None if step.workload in ("lm", "vlm") else step.workload,
+        "workload": None if step.workload in ("lm", "vlm", "classify") else step.workload,
         "suffix": step.suffix or None,
         "blocks": step.blocks or None,
         "dropout": step.dropout or None,

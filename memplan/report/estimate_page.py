@@ -45,6 +45,7 @@ def assumptions(run: RunSpec, given: set[str]) -> list[str]:
         "seq": f"seq {step.seq}",
         "images": f"{step.images} images" if step.images else None,
         "precision": step.precision,
+        "attention": None if step.attention == "sdpa" else f"{step.attention} attention",
         "gpu": run.device.name if run.device.rules == "cuda" else None,
     }
     told = [text for name, text in filled.items() if text is not None and name not in given]

@@ -43,14 +43,14 @@ class Ladder:
     """As in `StepSpec`."""
     rows: str = "full"
     """As in `StepSpec`."""
-    attention: str = "sdpa"
-    """As in `StepSpec`."""
+    attention: str | None = None
+    """As in `StepSpec`; None is the model's usual one."""
     norm: str = "eager"
     """As in `StepSpec`."""
     clip: float | None = None
     """As in `StepSpec`."""
     workload: str | None = None
-    """As in `StepSpec`; None is `vlm` with images and `lm` without."""
+    """As in `StepSpec`; None is `vlm` with images, `classify` for image classifiers and `lm` without."""
     suffix: int = 0
     """As in `StepSpec`."""
     blocks: str = ""

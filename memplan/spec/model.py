@@ -17,6 +17,10 @@ Projections = Literal["separate", "fused"]
 Mask = Literal["causal", "dense"]
 Component = Literal["embedding", "blocks", "vision", "connector", "head"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+CLASSIFIERS = ("vit", "siglip")
+"""Families whose samples are one image each."""
+EAGER = ("gemma2", "gpt_oss")
+"""Families that transformers has no attention kernel of torch's for. Source: transformers 5.24, `_supports_sdpa`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +216,15 @@ class ModelSpec:
     """Where the facts come from."""
     notes: tuple[str, ...] = ()
     """What was assumed about the model because its configuration does not say it."""
+
+    @property
+    def usual_attention(self) -> str:
+        """What computes attention where nobody asks, a name of `StepSpec.attention`."""
+        return "eager" if self.impl == "hf" and self.family in EAGER else "sdpa"
+
+    def usual_workload(self, images: int) -> str:
+        """What is trained on samples of `images` crops where nobody asks, a name of `StepSpec.workload`."""
+        return "vlm" if images else "classify" if self.family in CLASSIFIERS else "lm"
 
     def frozen_to(self, names: str) -> "ModelSpec":
         """This model with just the components of `names`, `embedding+vision` or `none`, frozen; MemplanError when one

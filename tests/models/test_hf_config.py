@@ -16,9 +16,10 @@ from hf_configs import SMALL
 from hub_configs import HUB, LETTERS, LLAMA
 
 from memplan.errors import MemplanError
+from memplan.ladder.points import assumed, points
 from memplan.models.hf_config import hf_spec
 from memplan.models.registry import model_spec, names
-from memplan.spec import ModelSpec, RunSpec, StepSpec
+from memplan.spec import Ladder, ModelSpec, RunSpec, StepSpec
 from memplan.spec.device import CPU
 from memplan.spec.hf_facts import complete, supported
 from memplan.spec.hf_families import FAMILIES
@@ -359,3 +360,25 @@ def test_the_command_line_takes_them_and_loads_no_torch(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (2, "False False")
     assert done.stderr.startswith("memplan: ngram_size in config.json is 3")
+
+
+def test_where_transformers_has_no_kernel_attention_is_eager(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    for name, config in EVERY.items():
+        spec = hf_spec(written(tmp_path / name, config))
+        (architecture,) = json.loads(spec.config)["architectures"]
+        kernels = getattr(transformers, architecture)._supports_sdpa
+        assert spec.usual_attention == ("sdpa" if kernels else "eager"), name
+
+
+def test_a_rung_takes_what_is_usual_of_its_model(tmp_path: Path) -> None:
+    path = written(tmp_path / "vit", SMALL["vit"])
+    ladder = Ladder.from_dict({"model": path, "impl": "hf", "rungs": "B2c1"}, name="x", origin="options")
+    (point,) = points(ladder, CPU)
+    assert (point.run.step.workload, point.run.step.seq, point.model) == ("classify", 25, path)
+    assert f"--model {path} --impl hf" in point.command
+    assert assumed(ladder, [point])[0].endswith(f"assumed for {path}: bf16-mixed, seq 25")
+    assert "25 patches" in refusal(points, dataclasses.replace(ladder, seq=64), CPU)
+    path = written(tmp_path / "gemma2", SMALL["gemma2"])
+    (point,) = points(Ladder.from_dict({"model": path, "rungs": "B2c1"}, name="x", origin="options"), CPU)
+    assert (point.run.step.workload, point.run.step.attention) == ("lm", "eager")

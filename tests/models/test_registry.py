@@ -13,7 +13,7 @@ import torch
 from memplan.errors import MemplanError
 from memplan.models import registry
 from memplan.models.factory import build_model
-from memplan.models.hf_modules import hf_config, hf_model
+from memplan.models.hf_build import built_config, built_module
 from memplan.spec.step import PRECISIONS
 
 
@@ -24,7 +24,7 @@ def counts_of(name: str) -> dict[str, int]:
     if spec.impl == "hf":
         pytest.importorskip("transformers")
         with torch.device("meta"):
-            model = hf_model(hf_config(spec), name, "eager")
+            model = built_module(built_config(spec), name, "eager")
         embedding = model.get_input_embeddings()
         tables = list(embedding.parameters()) if isinstance(embedding, torch.nn.Embedding) else []
     else:
