@@ -56,7 +56,10 @@ class FakeDdp(DistributedDataParallel):
             return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
 
-def given_back(state: None, bucket: Any) -> torch.futures.Future[Tensor]:
+def given_back(
+    state: None,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # torch asks for this annotation, and gives no types of it
+) -> torch.futures.Future[Tensor]:
     """The reduction of `bucket`, done: the result of a fake all-reduce has no tensor in it."""
     dist.all_reduce(bucket.buffer())
     done: torch.futures.Future[Tensor] = torch.futures.Future()
