@@ -78,7 +78,8 @@ class LanguageModel:
 
     def trunk(self, held: list[Tensor], mask: Tensor | None = None) -> Tensor:
         """Final normed hidden states from the embedded ones in `held`, which is emptied."""
-        hidden: Tensor = self.norm(self.encode(held.pop(), mask))
+        embedded = held.pop()  # which torch's frame holds until the norm is done
+        hidden: Tensor = self.norm(self.encode(embedded, mask))
         return hidden
 
     def encode(self, hidden: Tensor, mask: Tensor | None) -> Tensor:

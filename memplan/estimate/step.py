@@ -99,7 +99,9 @@ def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], up
     """Forward, loss and backward of one chunk; its loss."""
     loss = scale(chunk_loss(tape, run, model, batch), "div")
     tape.mark("backward")
-    tape.backward(update.scaled(loss))
+    scaled = update.scaled(loss)
+    tape.backward(scaled)
+    del scaled
     return loss.alias()
 
 

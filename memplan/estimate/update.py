@@ -3,6 +3,7 @@
 Source: memplan.step.update, whose twin this is; torch/amp/grad_scaler.py and torch/nn/utils/clip_grad.py, torch 2.13.
 """
 
+from memplan.dtypes import ELEMENT_BYTES
 from memplan.estimate import ops
 from memplan.estimate.optimizers import OPTIMIZERS
 from memplan.estimate.tape import Parameter, Storage, Tape, Tensor
@@ -115,39 +116,45 @@ class LossScaler:
         return self.tape.allocate("scale", (), "float32")
 
     def unscale(self) -> list[Storage]:
-        """Divides all gradients in place, by way of fp64; what stays until the step is over: whether one overflowed."""
+        """Divides all gradients in place by the scale's inverse, made in fp64; see `check`."""
         double = self.tape.allocate("to", (), "float64")
         inverse = self.tape.allocate("reciprocal", (), "float64")
         del double
         low = self.number()
         del inverse
-        found = self.number()
+        held = self.check()
         del low
-        return [found]
+        return held
+
+    def check(self) -> list[Storage]:
+        """What stays until the step is over: a copy of whether a gradient overflowed, made beside one of the factor."""
+        found = self.number()
+        copies = [self.number(), self.number()]
+        del found
+        return copies[1:]
 
     def before_step(self, *, fused: bool, unscaled: bool) -> list[Storage]:
-        """What the step holds: a fused kernel is told the scale, unless it is undone, and whether to do anything."""
+        """What the step holds: a fused kernel is told whether to do anything, and the scale where it is not undone."""
         if not fused:
             return [] if unscaled else self.unscale()
         if unscaled:
             return [self.number()]
         one = self.number()
-        found = self.number()
+        held = self.check()
         del one
-        return [found, self.number(), self.number()]
+        return [*held, self.number(), self.number()]
 
 
 def clip(tape: Tape, params: list[Parameter]) -> None:
     """The norm of all gradients, by way of one for each and a row of them; then each is multiplied in place."""
-    with_grads = [one for one in params if one.grad is not None]
-    counts = [1 if one.others is None else one.copies for one in with_grads]
-    norms = [tape.allocate("norm", (), one.dtype, copies=num) for one, num in zip(with_grads, counts, strict=True)]
-    row = tape.allocate("stack", (sum(counts),), "float32" if not with_grads else with_grads[0].dtype)
-    total = tape.allocate("linalg_vector_norm", (), "float32")
+    counts = [(one.dtype, 1 if one.others is None else one.copies) for one in params if one.grad is not None]
+    if not counts:
+        return
+    norms = [tape.allocate("linalg_vector_norm", (), dtype, copies=count) for dtype, count in counts]
+    dtype = counts[0][0] if len({dtype for dtype, _ in counts}) == 1 else "float32"
+    row = tape.allocate("stack", (sum(count for _, count in counts),), dtype)
+    total = tape.allocate("linalg_vector_norm", (), dtype)
     del row
     norms.clear()
-    shifted = tape.allocate("add", (), "float32")
-    factor = tape.allocate("mul", (), "float32")
-    del shifted
-    clamped = tape.allocate("clamp", (), "float32")
-    del total, factor, clamped
+    tape.hidden("clamp", *[ELEMENT_BYTES[dtype]] * 2)
+    del total
