@@ -177,6 +177,17 @@ def narrow(x: Tensor, dim: int, size: Any) -> Tensor:
     return tape.link(node, x.alias(tuple(shape)))
 
 
+def pad_last(x: Tensor, size: Any) -> Tensor:
+    """A copy of `x` with zeros behind its last dimension up to `size`; backward copies what is before them."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
+        return [tape.new("constant_pad_nd", node.info, grads[0].dtype)]
+
+    node = tape.record("constant_pad_nd", (x,), backward, info=x.shape)
+    return tape.link(node, tape.make("constant_pad_nd", ((*x.shape[:-1], size), x.dtype)))
+
+
 def split(x: Tensor, sizes: Sequence[Any], dim: int = -1) -> list[Tensor]:
     """Views of `x` of `sizes` along `dim`; backward concatenates their gradients."""
     tape = x.tape
@@ -280,11 +291,12 @@ def mul(x: Tensor, y: Tensor) -> Tensor:
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
         left, right = saved
+        saved.clear()
         first, second = node.info
-        grad = grads[0]
-        of_x = sum_to(mul(grad, right), first) if right is not None else None
-        of_y = sum_to(mul(grad, left), second) if left is not None else None
-        return [of_x, of_y]
+        of_y = None if left is None else mul(grads[0], left)
+        of_x = None if right is None else mul(grads[0], right)
+        del left, right  # the engine sums when the op has returned
+        return [None if of_x is None else sum_to(of_x, first), None if of_y is None else sum_to(of_y, second)]
 
     node = tape.record(
         "mul",
