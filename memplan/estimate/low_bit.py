@@ -1,25 +1,23 @@
-"""Tensors in 8 and 4 bits: optimizer states of bitsandbytes and torchao, and matrices in nf4.
+"""Optimizer states in 8 and 4 bits, as bitsandbytes and torchao keep them.
 
-Source: bitsandbytes 0.50.2 (optim/optimizer.py, functional.py, backends/cuda/ops.py) and torchao 0.18.0 (optim/adam.py,
-subclass_8bit.py, subclass_4bit.py), read and written down anew; sizes equal to those of either on the CPU with
-torch 2.13: tests/estimate/test_low_bit_estimated.py.
+Source: bitsandbytes 0.50.2 (optim/optimizer.py: `init_state`, `get_state_buffer`) and torchao 0.18.0 (optim/adam.py,
+subclass_8bit.py, subclass_4bit.py), read and written down anew; their tensors on the CPU, torch 2.13, are of these
+sizes: tests/estimate/test_low_bit_estimated.py.
 """
 
 import math
 
 from memplan.dtypes import ELEMENT_BYTES
-from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
+from memplan.estimate.tape import Parameter, Shape, Storage, Tape
 
 SMALLEST = 4096
 """Elements from which on states are quantised, by both libraries."""
 BLOCK = 256
-"""Elements that share a scale in 8 bits, by both; in bitsandbytes also scales that share one of their own."""
+"""Elements that share a scale in 8 bits, by both."""
 BLOCK_4_BIT = 128
 """The same of torchao in 4 bits."""
 PAGED_ELEMENTS = 100_000
 """From which on bitsandbytes pages. Source: `get_state_buffer`."""
-NF4_BLOCK = 64
-"""Elements that share a scale in nf4."""
 
 Sizes = list[tuple[str, Shape, str]]
 """Name, shape and dtype of each tensor."""
@@ -87,34 +85,3 @@ def torchao_temps(parameter: Parameter, bits: int) -> tuple[int, ...]:
         return ()
     found = (4 * (n // block), 4 * n)
     return found * 2 if bits == 8 else (*found, n, 8 * n) * 2
-
-
-# --- nf4 ----------------------------------------------------------------------------------------------------------
-
-
-def nf4_matrix(tape: Tape, name: str, shape: Shape, dtype: str) -> Parameter:
-    """A frozen matrix of `dtype` as QLoRA keeps it: two elements a byte, an 8-bit scale for 64 of them, an fp32 one for
-    256 of those, and the three tables that its codes, its scales and their mean are read by."""
-    rows, columns = shape
-    codes = tape.allocate("quantize_4bit", (-(-rows * columns // 2), 1), "uint8", category="params", copies=tape.copies)
-    matrix = Parameter(codes, shape, dtype, name=name, component=tape.component, copies=tape.copies)
-    blocks = scales(shape)
-    for shape_of, kind in (((blocks,), "uint8"), ((-(-blocks // BLOCK),), "float32"), ((16,), "float32"), ((256,), "float32"), ((), "float32")):  # fmt: skip
-        matrix.state.append(tape.allocate("absmax", shape_of, kind, category="params", copies=tape.copies))
-    tape.parameters.append(matrix)
-    tape.stay("table of 8-bit codes", 1024)
-    return matrix
-
-
-def scales(shape: Shape) -> int:
-    """Blocks of a matrix in nf4."""
-    return -(-shape[0] * shape[1] // NF4_BLOCK)
-
-
-def dequantised(matrix: Tensor, dtype: str) -> Tensor:
-    """`matrix` in `dtype` for the moment of a product, made by way of its fp32 scales."""
-    tape = matrix.tape
-    absmax = tape.new("dequantize_blockwise", (scales(matrix.shape),), "float32")
-    made = tape.new("dequantize_4bit", matrix.shape, dtype)
-    del absmax
-    return made

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.estimate import ops
-from memplan.estimate.ops import add, dropout, for_autocast, mean_last, mul, rsqrt, shift, square, to
+from memplan.estimate.four_bits import linear_4_bit, nf4_matrix
+from memplan.estimate.ops import add_scaled, dropout, for_autocast, mean_last, mul, rsqrt, shift, square, to
 from memplan.estimate.products import embedding, linear
 from memplan.estimate.tape import Node, Parameter, Tape, Tensor
 
@@ -47,26 +48,29 @@ class Module:
 
 
 class Linear(Module):
-    """x [..., I] -> [..., O], with an adapter beside a frozen matrix where the step has one for its name."""
+    """x [..., I] -> [..., O]: a matrix, in 4 bits where the step keeps those of the blocks so, and an adapter beside it
+    where the step has one for its name."""
 
     def __init__(self, tape: Tape, name: str, width: int, out: int, *, bias: bool = False) -> None:
         super().__init__(tape, name)
         setup = tape.setup
-        rank = setup.adapter_rank(name, tape.component)
-        self.drop = setup.dropout if rank else 0.0
-        self.weight = setup.parameter(tape, f"{name}.weight", (out, width))
-        self.bias = setup.parameter(tape, f"{name}.bias", (out,)) if bias else None
+        self.low = setup.base_dtype(tape.component)
+        make = nf4_matrix if self.low else setup.parameter
+        self.weight = make(tape, f"{name}.weight", (out, width))
+        self.bias = setup.parameter(tape, f"{name}.bias", (out,), dtype=self.low) if bias else None
         self.down = self.up = None
+        rank = setup.adapter_rank(name, tape.component)
+        self.dropout = setup.dropout
         if rank:
             self.down = setup.parameter(tape, f"{name}.lora_down", (rank, width), adapter=True)
             self.up = setup.parameter(tape, f"{name}.lora_up", (out, rank), adapter=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        out = linear_4_bit(x, self.weight, self.low) if self.low else linear(x, self.weight, self.bias)
         if self.down is None or self.up is None:
-            return linear(x, self.weight, self.bias)
-        out = linear(x, self.weight, self.bias)
-        inner = dropout(x, self.drop)
-        return add(out, linear(linear(inner, self.down), self.up))
+            return out
+        inner = dropout(x, self.dropout)
+        return add_scaled(out, linear(linear(inner, self.down), self.up))
 
 
 class RMSNorm(Module):

@@ -43,6 +43,12 @@ def is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
+def is_ragged(size: Any, step: int) -> bool:
+    """Whether a dimension, or one of an array of them, is no multiple of `step`."""
+    rest = size % step
+    return bool(rest) if isinstance(rest, int) else bool(rest.any())
+
+
 def same(left: Shape, right: Shape) -> bool:
     """Whether two shapes are equal, dimension by dimension."""
     if len(left) != len(right):
@@ -269,6 +275,17 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
     node = tape.record("add", (x, y), backward, info=(x.shape, y.shape))
     return tape.link(node, tape.make("add", (broadcast(x.shape, y.shape), promoted(x, y))))
+
+
+def add_scaled(x: Tensor, y: Tensor) -> Tensor:
+    """`x` plus a number times `y`, of one shape; backward makes the second operand's gradient."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
+        return [grads[0], tape.new("mul", grads[0].shape, grads[0].dtype)]
+
+    node = tape.record("add", (x, y), backward)
+    return tape.link(node, tape.make("add", (x.shape, promoted(x, y))))
 
 
 def sub(x: Tensor, y: Tensor) -> Tensor:

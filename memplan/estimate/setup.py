@@ -1,7 +1,8 @@
 """How a step's parameters are made: their dtype, which of them train, which linears get adapters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from memplan.errors import MemplanError, near_names
 from memplan.estimate.tape import Parameter, Shape, Tape
 from memplan.spec.run import RunSpec
 from memplan.spec.step import StepSpec
@@ -27,8 +28,14 @@ class Setup:
     """Of adapters, 0 without."""
     adapted: tuple[str, ...]
     """Names of the linears that get adapters; empty for all those of the blocks."""
+    lora_base: str
+    """What the linears of the blocks are kept in, empty where they stay as they are."""
+    computed: str
+    """Dtype of products."""
     dropout: float
     """Probability of dropping an element."""
+    linears: set[str] = field(default_factory=set)
+    """Names of the linears of the blocks that were made."""
 
     @staticmethod
     def of(run: RunSpec) -> "Setup":
@@ -41,17 +48,31 @@ class Setup:
             frozen=frozen,
             rank=run.step.lora_rank,
             adapted=run.step.lora_names,
+            lora_base=run.step.lora_base,
+            computed=DTYPES[run.step.computed],
             dropout=run.step.dropout,
         )
 
     def adapter_rank(self, name: str, component: str) -> int:
         """Rank of the adapter beside the linear `name`, 0 without."""
+        if component == "blocks":
+            self.linears.add(name)
         wanted = self.rank and component == "blocks" and (not self.adapted or name in self.adapted)
         return self.rank if wanted else 0
 
+    def check_adapters(self) -> None:
+        """MemplanError where a name that an adapter was asked for is that of no linear made since."""
+        for name in self.adapted:
+            if name not in self.linears:
+                raise MemplanError(f"No linear of the blocks is called {name!r}.", near_names(name, self.linears))
+
+    def base_dtype(self, component: str) -> str:
+        """What a linear computes in whose matrix is kept in 4 bits; empty where it is not."""
+        return self.computed if self.lora_base and component == "blocks" else ""
+
     def parameter(
-        self, tape: Tape, name: str, shape: Shape, *, adapter: bool = False, always: bool = False
+        self, tape: Tape, name: str, shape: Shape, *, adapter: bool = False, always: bool = False, dtype: str = ""
     ) -> Parameter:
         """A parameter of the component that is being built; `always` trains even where that is frozen."""
         trains = adapter if self.rank else always or tape.component not in self.frozen
-        return tape.parameter(name, shape, self.dtype, trains=trains)
+        return tape.parameter(name, shape, dtype or self.dtype, trains=trains)

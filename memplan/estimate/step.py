@@ -55,9 +55,9 @@ def new_tape(run: RunSpec) -> Tape:
 
 def build(tape: Tape, run: RunSpec) -> Any:
     """The model of `run` over `tape`."""
-    if run.model.impl == "hf":
-        return families.make(tape, run)
-    return LanguageModel(tape, run)
+    model = families.make(tape, run) if run.model.impl == "hf" else LanguageModel(tape, run)
+    tape.setup.check_adapters()
+    return model
 
 
 def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
