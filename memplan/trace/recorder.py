@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memplan.trace.accumulation import SUM, adds_in_place
+from memplan.trace.accumulation import SUM, adds_in_place, in_place
 from memplan.trace.collectives import buffers
 from memplan.trace.events import Alloc, Hidden, Mark, Sync, Trace, note_hidden, order_frees
 from memplan.trace.frames import FROM_PYTHON, caller, in_optimizer, stack, untraceable
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._guesses:
             self._guess_phase()
         try:
-            out = func(*args, **(kwargs or {}))
+            out = in_place(func, args, self.trace)(*args, **(kwargs or {}))
         except DataDependentOutputException:
             if func not in READS:
                 raise untraceable(func) from None
