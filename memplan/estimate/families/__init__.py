@@ -17,6 +17,7 @@ FAMILIES: dict[str, str] = {
     "smollm3": "llama:SmolLM3",
     "olmo2": "llama:Olmo2",
     "phi3": "llama:Phi3",
+    "qwen3_5_text": "qwen3_5:Qwen3_5",
     "gpt2": "gpt:Gpt2",
     "gpt_neox": "gpt:GptNeoX",
     "gemma2": "gemma:Gemma2",
