@@ -65,7 +65,7 @@ class Storage:
 class Tensor:
     """Shape and dtype over a storage; views share one."""
 
-    __slots__ = ("__weakref__", "dense", "dtype", "node", "requires_grad", "shape", "slot", "storage")
+    __slots__ = ("__weakref__", "dense", "dtype", "is_view", "node", "requires_grad", "shape", "slot", "storage")
 
     def __init__(self, storage: Storage, shape: Shape, dtype: str, *, dense: bool = True) -> None:
         self.storage = storage
@@ -73,6 +73,8 @@ class Tensor:
         self.dtype = dtype
         self.dense = dense
         """Whether it has its elements to itself; an expanded tensor has not."""
+        self.is_view = False
+        """Whether it holds on to the tensor that it is a view of."""
         self.node: Node | None = None
         self.slot = 0
         self.requires_grad = False
@@ -94,12 +96,14 @@ class Tensor:
 
     def alias(self, shape: Shape | None = None, *, dense: bool | None = None) -> "Tensor":
         """The same memory under `shape`, without history."""
-        return Tensor(
+        other = Tensor(
             self.storage,
             self.shape if shape is None else shape,
             self.dtype,
             dense=self.dense if dense is None else dense,
         )
+        other.is_view = shape is not None or self.is_view
+        return other
 
 
 class Parameter(Tensor):
@@ -343,7 +347,7 @@ class Tape:
         old = buffer[slot]
         if old is None:
             buffer[slot] = grad
-        elif not (old.dense and sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2):
+        elif old.is_view or not (old.dense and sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2):
             buffer[slot] = self.new("add", old.shape, old.dtype)
 
     def accumulate(self, parameter: Parameter, buffer: list[Any]) -> None:
