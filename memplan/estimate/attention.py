@@ -6,22 +6,24 @@ Source: sdp_utils.cpp (choice), attention.cpp and attention_backward.cu (tensors
 
 from typing import Any
 
+from memplan.estimate import ops
 from memplan.estimate.ops import LOW, clone, dropout, is_one, repeat_interleave, scale, shift, softmax, to, transpose
 from memplan.estimate.products import bmm, lowered
 from memplan.estimate.tape import Node, Tensor
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str:
-    """`cudnn`, `flash`, `efficient`, `math` on CUDA, `cpu` elsewhere: the first that can run the call."""
+def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float = 0.0) -> str:
+    """`cudnn`, `flash`, `efficient`, `math` on CUDA, `cpu` or `math` elsewhere: the first that can run the call."""
     tape = q.tape
     if tape.rules == "cpu":
-        return "cpu"
+        return "math" if drop else "cpu"
     major, _ = tape.generation
     low, size, value_size = q.dtype in LOW, q.shape[-1], v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
     widest = 256 if tape.generation == (9, 0) else 128
     even = size % 8 == 0 and value_size % 8 == 0
-    if major in (9, 10) and low and even and (max(size, value_size) <= widest or (major == 10 and (size, value_size) == (192, 128))):  # fmt: skip
+    narrow = max(size, value_size) <= widest or (major == 10 and (size, value_size) == (192, 128))
+    if major in (9, 10) and low and even and narrow and (drop * 16).is_integer():
         return "cudnn"
     if low and mask is None and size == value_size <= 256:
         return "flash"
@@ -43,12 +45,27 @@ def sdpa(
     tape = q.tape
     q, k, v = lowered(q), lowered(k), lowered(v)
     mask = mask if mask is None or tape.autocast is None or mask.dtype == "bool" else to(mask, tape.autocast)
-    which = kernel(q, k, v, mask)
-    if which == "math":
-        return math_attention(q, k, v, mask, causal=causal, drop=drop, strided=strided)
+    which = kernel(q, k, v, mask, drop=drop)
+    if which == "math":  # below autocast, which has done its part
+        before, tape.autocast = tape.autocast, None
+        out = math_attention(q, k, v, mask, causal=causal, drop=drop, strided=strided)
+        tape.autocast = before
+        return out
     if mask is not None and mask.dtype == "bool" and which != "flash":
         mask = tape.make("where", (mask.shape, q.dtype))
-    B, A, S, D = q.shape
+    if which == "efficient" and mask is not None and ops.is_ragged(mask.shape[-1], 8):
+        mask = ops.narrow(ops.pad_last(mask, -(-mask.shape[-1] // 8) * 8), -1, mask.shape[-1])
+    size = q.shape[-1]
+    if which != "flash" or size % 8 == 0:
+        return fused(which, q, k, v, mask)
+    wide = -(-size // 8) * 8
+    return ops.narrow(fused(which, ops.pad_last(q, wide), ops.pad_last(k, wide), ops.pad_last(v, wide), mask), -1, size)
+
+
+def fused(which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The kernel `which`."""
+    tape = q.tape
+    B, A, S, _ = q.shape
     names = {
         "cpu": "_scaled_dot_product_flash_attention_for_cpu",
         "flash": "_scaled_dot_product_flash_attention",

@@ -91,8 +91,9 @@ def sdpa_attention(
     if times > 1 and not (mask is None and k.shape[-1] == v.shape[-1] <= 256):
         k, v = repeat_kv(k, times), repeat_kv(v, times)
     out = sdpa(q, k, v, mask, causal=causal and mask is None, drop=drop, strided=strided)
-    which = kernel(lowered_like(q), k, v, mask)
-    copied = which == "math" or (which in ("cudnn", "cpu") and "q" not in strided)
+    which = kernel(lowered_like(q), k, v, mask, drop=drop)
+    cut = which == "flash" and v.shape[-1] % 8 != 0
+    copied = which == "math" or cut or (which in ("cudnn", "flash", "cpu") and "q" not in strided)
     out = transpose(out, 1, 2)
     return (clone(out) if copied else out), None
 
