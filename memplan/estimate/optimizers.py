@@ -124,7 +124,7 @@ def factors(shape: Shape) -> tuple[Shape, Shape]:
 
 
 class Muon(Optimizer):
-    """A momentum for each matrix of the blocks, made orthogonal in bf16 by Newton and Schulz; fused AdamW for the rest."""
+    """A momentum for each matrix of the blocks, made orthogonal in bf16 by Newton and Schulz; the rest is AdamW's."""
 
     def __init__(self, tape: Tape, params: list[Parameter]) -> None:
         super().__init__(tape, [one for one in params if is_matrix(one)])
@@ -187,6 +187,10 @@ class TorchAO(Optimizer):
     """torchao's AdamW, whose compiled step makes what `low_bit.torchao_temps` says."""
 
     bits = 8
+
+    def __init__(self, tape: Tape, params: list[Parameter]) -> None:
+        super().__init__(tape, params)
+        self.rate = tape.allocate("lr", (), "float32", category="optimizer") if tape.rules == "cpu" else None
 
     def keep(self, parameter: Parameter) -> None:
         self.count_steps(parameter)
