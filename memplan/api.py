@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import MemplanError
-from memplan.record import Check, Estimate, Fit, ParityReport, RungResult, TracedRun, TracedSteps
-from memplan.spec import DeviceSpec, Ladder, ModelSpec
+from memplan.record import Check, Estimate, Fit, FormulaLine, ParityReport, RungResult, TracedRun, TracedSteps
+from memplan.spec import DeviceSpec, Ladder, ModelSpec, RunSpec
 from memplan.spec.device import CPU, card
 
 if TYPE_CHECKING:
@@ -58,17 +58,11 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     """What the formulas say about the one rung of `question` on `device`, and whether it fits under the gate, or else
     into the card."""
     from memplan.estimate import estimate as estimated
-    from memplan.estimate.search import max_batch
-    from memplan.ladder.points import points
+    from memplan.estimate.search import max_batch, max_seq
 
-    found = points(question, device)
-    if len(found) > 1:
-        raise MemplanError(
-            "estimate answers for one rung at a time, of one model in one way.", "Type memplan ladder for several."
-        )
-    run = found[0].run
+    run = one_run(question, device, verb="estimate")
     answer = estimated(run)
-    limit_bytes = question.gate_bytes if question.gate_bytes is not None else device.usable_bytes
+    limit_bytes = limit_of(question, device)
     if limit_bytes is None:
         nothing = Fit(gate_bytes=None, limit_bytes=None, fits=None, max_batch=None, max_batch_unchunked=None)
         return answer, nothing
@@ -80,22 +74,53 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         fits=answer.peak_allocated_bytes <= limit_bytes,
         max_batch=largest,
         max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes),
+        max_seq=max_seq(run, limit_bytes),
     )
 
 
-def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit, int]:
-    """What the trace says about the one rung of `question` on `device`, whether it fits under the gate, or else into
-    the card, and the bytes that one more sample of a chunk keeps for backward."""
+def explain_estimate(question: Ladder, device: DeviceSpec) -> tuple[tuple[FormulaLine, ...], dict[str, int]]:
+    """The formula of each line of the peak of the one rung of `question`, and what its letters stand for."""
+    from memplan.estimate.explain import explain as lines_of
+
+    return lines_of(one_run(question, device, verb="estimate"))
+
+
+def sweep(question: Ladder, device: DeviceSpec, axes: Sequence[str]) -> tuple[list[dict[str, Any]], RunSpec]:
+    """Estimated peaks of the one rung of `question` with every combination of `axes`, such as `batch=1:64`, and the run
+    that they start from."""
+    from memplan.estimate.sweep import sweep as swept
+    from memplan.spec.axes import parse_axis
+
+    run = one_run(question, device, verb="estimate")
+    found = dict(parse_axis(text) for text in axes)
+    if len(found) < len(axes):
+        raise MemplanError("The sweep names a lever twice.", "Type its values in one: --sweep batch=1:8,16,32.")
+    return list(swept(run, found)), run
+
+
+def one_run(question: Ladder, device: DeviceSpec, *, verb: str) -> RunSpec:
+    """The run of the one rung of `question`; MemplanError when it has several."""
     from memplan.ladder.points import points
 
     found = points(question, device)
     if len(found) > 1:
         raise MemplanError(
-            "trace answers for one rung at a time, of one model in one way.", "Type memplan ladder for several."
+            f"{verb} answers for one rung at a time, of one model in one way.", "Type memplan ladder for several."
         )
+    return found[0].run
+
+
+def limit_of(question: Ladder, device: DeviceSpec) -> int | None:
+    """Bytes that the peak is held against: the gate, or else what the card has; None when nothing limits."""
+    return question.gate_bytes if question.gate_bytes is not None else device.usable_bytes
+
+
+def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit, int]:
+    """What the trace says about the one rung of `question` on `device`, whether it fits under the gate, or else into
+    the card, and the bytes that one more sample of a chunk keeps for backward."""
+    run = one_run(question, device, verb="trace")
     from memplan.backends.simulated import kept_per_sample, simulate
 
-    run = found[0].run
     answer = simulate(run)
     return answer, traced_fit(answer.steps, question.gate_bytes), kept_per_sample(run)
 

@@ -92,6 +92,10 @@ def estimate(
     device: Annotated[str | None, typer.Option("--device", help="cpu, to estimate for the host.")] = None,
     gate: Gate = None,
     method: Annotated[str, typer.Option("--method", help="formulas, or trace.")] = "formulas",
+    sweep: Annotated[
+        list[str] | None, typer.Option("--sweep", help="Many at once: batch=1:64 or ckpt=none,full; several cross.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the formula of each line of the peak.")] = False,
     output: Output = "table",
     **step: Any,
 ) -> None:
@@ -106,10 +110,22 @@ def estimate(
 
     check_form(output)
     rung, given = _rung_and_given(step, gate=gate)
-    question = _one_rung(rung, given, name="estimate")
-    answer, fit = api.estimate(question, api.estimated_device(device, gpu))
+    question, on = _one_rung(rung, given, name="estimate"), api.estimated_device(device, gpu)
+    if sweep:
+        from memplan.report.sweep_table import sweep_table
+
+        rows, run = api.sweep(question, on, sweep)
+        _say(assumptions(run, given.keys() | _given(gpu=gpu).keys()))
+        limit_bytes = api.limit_of(question, on)
+        _print(render(sweep_table(rows, limit_bytes=limit_bytes, title=f"{run.model.name} on {on.name}"), output))
+        return
+    answer, fit = api.estimate(question, on)
     _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
-    if output == "table":
+    if explain:
+        from memplan.report.formula_table import formula_table
+
+        _print(render(formula_table(answer, *api.explain_estimate(question, on)), output))
+    elif output == "table":
         _print(estimate_page(answer, fit))
     elif output in ("json", "jsonl"):
         _print_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from memplan.dtypes import ELEMENT_BYTES
 from memplan.estimate.reading import alive_at, largest, settle
 from memplan.estimate.step import Sizes, write_step
 from memplan.estimate.symbols import Letters, text
+from memplan.record.formula import FormulaLine
 from memplan.spec.run import RunSpec
 
 DECODER_LETTERS = {
@@ -24,31 +24,13 @@ CONFIG_LETTERS = {
 """Letter of each number of a model, as in `spec.model`; `Fe` is the width of one expert."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Equal tensors that are alive at the peak."""
-
-    category: str
-    """One of `CATEGORIES`."""
-    part: str
-    """Module that made them."""
-    op: str
-    """Op that made them."""
-    count: int
-    """How many there are."""
-    formula: str
-    """Bytes of one, `4 * B*H*S`."""
-    num_bytes: int
-    """Bytes of all together, rounded as the allocator does."""
-
-
 class Config(str):
     """A configuration's JSON, beside which its numbers stand as letters."""
 
     facts: dict[str, Any]
 
 
-def explain(run: RunSpec) -> tuple[tuple[Line, ...], dict[str, int]]:
+def explain(run: RunSpec) -> tuple[tuple[FormulaLine, ...], dict[str, int]]:
     """The lines of the peak of `run`, the largest first, and the value of each letter."""
     lettered, letters = with_letters(run)
     micro, seq = Letters.of(run.step.micro_batch, "B"), Letters.of(run.step.seq, "S")
@@ -64,7 +46,7 @@ def explain(run: RunSpec) -> tuple[tuple[Line, ...], dict[str, int]]:
         group[0] += alloc.copies
         group[1] += int(alloc.num_bytes)
     lines = [
-        Line(category=category, part=part, op=op, count=count, formula=formula, num_bytes=num_bytes)
+        FormulaLine(category=category, part=part, op=op, count=count, formula=formula, num_bytes=num_bytes)
         for (category, part, op, formula), (count, num_bytes) in groups.items()
     ]
     lines.sort(key=lambda line: (-line.num_bytes, line.part, line.op))

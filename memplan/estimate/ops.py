@@ -40,7 +40,7 @@ def broadcast(left: Shape, right: Shape) -> Shape:
 
 def is_one(size: Any) -> bool:
     """Whether a dimension is 1; arrays of sizes are not."""
-    return isinstance(size, int) and size == 1
+    return type(size) is int and size == 1
 
 
 def is_ragged(size: Any, step: int) -> bool:
@@ -61,6 +61,17 @@ def sum_to(grad: Tensor, shape: Shape) -> Tensor:
     if same(grad.shape, shape):
         return grad
     return grad.tape.new("sum", shape, grad.dtype)
+
+
+def as_inputs(made: list[Any], inputs: Sequence[tuple[Shape, str]]) -> list[Any]:
+    """Gradients summed to their inputs' shapes and converted to their dtypes one after another, as the engine does
+    when an op has returned."""
+    for number, (shape, dtype) in enumerate(inputs):
+        grad, made[number] = made[number], None
+        if grad is not None:
+            made[number] = to(sum_to(grad, shape), dtype)
+        del grad
+    return made
 
 
 def for_autocast(name: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -309,18 +320,17 @@ def mul(x: Tensor, y: Tensor) -> Tensor:
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
         left, right = saved
         saved.clear()
-        first, second = node.info
-        of_y = None if left is None else mul(grads[0], left)
-        of_x = None if right is None else mul(grads[0], right)
-        del left, right  # the engine sums when the op has returned
-        return [None if of_x is None else sum_to(of_x, first), None if of_y is None else sum_to(of_y, second)]
+        made = [None, None if left is None else mul(grads[0], left)]
+        made[0] = None if right is None else mul(grads[0], right)
+        del left, right
+        return as_inputs(made, node.info)
 
     node = tape.record(
         "mul",
         (x, y),
         backward,
         (x if y.requires_grad else None, y if x.requires_grad else None),
-        info=(x.shape, y.shape),
+        info=((x.shape, x.dtype), (y.shape, y.dtype)),
     )
     return tape.link(node, tape.make("mul", (broadcast(x.shape, y.shape), promoted(x, y))))
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memplan.estimate.bands import process_band, reserved_band
 from memplan.estimate.reading import alive_at, peak_bytes, phase_peaks, settle
 from memplan.estimate.step import write_forward, write_step
 from memplan.estimate.tape import Tape
@@ -16,6 +17,8 @@ def estimate(run: RunSpec) -> Estimate:
     """What the formulas say about `run`; MemplanError where they know nothing of a part of it."""
     tape = write_step(run)
     settle(tape, run.model.decoder.vocab)
+    phases = phase_peaks(tape)
+    allocated = max(phase.breakdown.total_bytes for phase in phases)
     kept = [kept_by(run, samples) for samples in (1, 2)]
     per_sample, logits = (kept[1][i] - kept[0][i] for i in (0, 1))
     return Estimate(
@@ -24,10 +27,12 @@ def estimate(run: RunSpec) -> Estimate:
         params_trainable=sum(p.numel * p.copies for p in tape.parameters if p.requires_grad),
         params_embedding=sum(p.numel * p.copies for p in tape.parameters if is_table(p.name)),
         static=static(tape),
-        phases=phase_peaks(tape),
+        phases=phases,
         per_sample_bytes=per_sample,
         per_chunk_bytes=kept[0][0] - per_sample,
         logits_per_sample_bytes=logits,
+        reserved=reserved_band(allocated, run.device),
+        process=process_band(allocated, run.device, world=run.step.world),
     )
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+ORDER = ("B", "S", "L", "E", "A", "K", "D", "H", "F", "Fe", "V")
+"""Letters from the outside of a shape to its inside."""
 Terms = dict[tuple[str, ...], int]
 
 
@@ -78,11 +80,11 @@ def terms_of(value: Any) -> Terms:
 
 
 def text(value: Any) -> str:
-    """`B*S*(2*F + H)` as its terms: `2*B*F*S + B*H*S`; a plain number as digits."""
+    """`B*S*(2*F + H)` as its terms: `2*B*S*F + B*S*H`; a plain number as digits."""
     if not isinstance(value, Letters):
         return f"{value:,}"
     parts = []
     for letters, factor in sorted(value.terms.items(), key=lambda term: (-len(term[0]), term[0])):
-        product = "*".join(letters)
+        product = "*".join(sorted(letters, key=ORDER.index))
         parts.append(product if factor == 1 and letters else f"{factor:,}*{product}" if letters else f"{factor:,}")
     return " + ".join(parts)

@@ -1,7 +1,8 @@
 """The answer: what a witness says about a run. Frozen dataclasses; every number says whose it is."""
 
-from memplan.record.fit import Check, Fit
-from memplan.record.memory import CATEGORIES, PHASES, Estimate, MemoryBreakdown, PhasePeak
+from memplan.record.fit import SEQ_STEP, Check, Fit
+from memplan.record.formula import FormulaLine
+from memplan.record.memory import CATEGORIES, PHASES, Band, Estimate, MemoryBreakdown, PhasePeak
 from memplan.record.outcome import RungResult, WindowPeak
 from memplan.record.parity import Mutation, ParityReport, RecomputeDifference, TensorDifference
 from memplan.record.store import append_row, read_rows
@@ -19,9 +20,12 @@ from memplan.record.trace import (
 __all__ = [
     "CATEGORIES",
     "PHASES",
+    "SEQ_STEP",
+    "Band",
     "Check",
     "Estimate",
     "Fit",
+    "FormulaLine",
     "LiveTensor",
     "MemoryBreakdown",
     "Mutation",

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 
+SEQ_STEP = 64
+"""Tokens in which a longest sample is looked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Whether a run fits, and how much larger it could be."""
@@ -17,6 +21,9 @@ class Fit:
     """Largest batch under the limit at the given number of chunks, 0 when none fits."""
     max_batch_unchunked: int | None
     """Largest batch under the limit in one chunk."""
+    max_seq: int | None = None
+    """Longest sample under the limit at the given batch, in steps of `SEQ_STEP` tokens; 0 when none fits, None where
+    nobody looked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,18 @@ class PhasePeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A number that formulas can only fence in."""
+
+    low_bytes: int
+    """Least."""
+    high_bytes: int
+    """Most that is on record."""
+    reason: str
+    """Why it is no single number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What the formulas say about a run."""
 
@@ -78,6 +90,15 @@ class Estimate:
     """Bytes kept for backward by a chunk whatever its samples: autocast's low-precision copies of weights."""
     logits_per_sample_bytes: int
     """Bytes that head and loss keep for backward by one more sample of a chunk."""
+    reserved: Band
+    """Segments that the allocator holds at the peak."""
+    process: Band
+    """What the driver reports for the process then."""
+
+    @property
+    def per_token_bytes(self) -> float:
+        """Bytes that one token of a sample keeps for backward, head and loss apart, on average."""
+        return self.per_sample_bytes / self.run.step.seq
 
     @property
     def peak(self) -> PhasePeak:
@@ -106,7 +127,10 @@ class Estimate:
             "device": self.run.device.name,
             "peak": {
                 "allocated_bytes": self.peak_allocated_bytes,
-                "reserved_bytes": None,  # no formula says what the allocator holds beyond them
+                "active_bytes": self.peak_allocated_bytes,  # one stream: no freed block waits for another
+                "reserved_bytes": None,  # a band, since no formula says what the allocator holds beyond them
+                "reserved": dataclasses.asdict(self.reserved),
+                "process": dataclasses.asdict(self.process),
                 "phase": self.peak.phase,
                 "moment": self.peak.moment,
             },
@@ -121,6 +145,7 @@ class Estimate:
             },
             "static_bytes": self.static.total_bytes,
             "per_sample_bytes": self.per_sample_bytes,
+            "per_token_bytes": self.per_token_bytes,
             "per_chunk_bytes": self.per_chunk_bytes,
             "logits_per_sample_bytes": self.logits_per_sample_bytes,
         }

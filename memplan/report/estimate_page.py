@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memplan.record import CATEGORIES, Estimate, Fit
+from memplan.record import CATEGORIES, Band, Estimate, Fit
 from memplan.report.render import render
 from memplan.report.step_line import step_line
 from memplan.report.table import Column, Table
@@ -18,6 +18,7 @@ def estimate_json(estimate: Estimate, fit: Fit) -> dict[str, Any]:
         "fits": fit.fits,
         "max_batch": fit.max_batch,
         "max_batch_unchunked": fit.max_batch_unchunked,
+        "max_seq": fit.max_seq,
     }
 
 
@@ -99,7 +100,11 @@ def _static_table(estimate: Estimate) -> Table:
 
 def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
     step, device = estimate.run.step, estimate.run.device
-    lines = [f"peak: {format_bytes(estimate.peak_allocated_bytes)} allocated, in {estimate.peak.phase}"]
+    lines = [
+        f"peak: {format_bytes(estimate.peak_allocated_bytes)} allocated, in {estimate.peak.phase}",
+        f"reserved: {_band(estimate.reserved)}",
+        f"process: {_band(estimate.process)}",
+    ]
     if fit.limit_bytes is None:
         return [*lines, "nothing to hold it against: type --gate SIZE to see the largest batch"]
     name = "the gate" if fit.gate_bytes is not None else device.name
@@ -113,7 +118,14 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
     largest = f"largest batch: {fit.max_batch or 'none fits'} in {step.chunks} chunk{'s' * (step.chunks > 1)}"
     if step.chunks > 1:
         largest += f", {fit.max_batch_unchunked or 'none fits'} in 1"
+    if fit.max_seq is not None:
+        largest += f"; longest sample at this batch: {f'{fit.max_seq:,} tokens' if fit.max_seq else 'none fits'}"
     return [*lines, largest]
+
+
+def _band(band: Band) -> str:
+    low, high = format_bytes(band.low_bytes), format_bytes(band.high_bytes)
+    return f"{low if low == high else f'{low} to {high}'} ({band.reason})"
 
 
 def _size(num_bytes: int) -> str:

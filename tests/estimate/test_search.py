@@ -34,7 +34,7 @@ def test_nothing_fits_under_less_than_the_static_memory() -> None:
 
 SHAPES = st.fixed_dictionaries(
     {
-        "seq": st.integers(1, 256),
+        "seq": st.integers(16, 256),
         "ckpt": st.sampled_from(["none", "full", "every:2", "every:3"]),
         "loss": st.sampled_from(["full", "chunked:3", "chunked-ckpt:5"]),
         "precision": st.sampled_from(["fp32", "bf16", "bf16-mixed"]),

@@ -1,0 +1,26 @@
+"""Many estimates, one a row."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from memplan.report.table import Column, Table
+from memplan.units import format_bytes
+
+
+def sweep_table(rows: Iterable[dict[str, Any]], *, limit_bytes: int | None, title: str) -> Table:
+    """A row for each configuration: the levers that were swept, the estimated peak, and whether it fits."""
+    found = [row | fitting(row["peak_allocated_bytes"], limit_bytes) for row in rows]
+    names = [name for name in found[0] if name not in ("peak_allocated_bytes", "fits")]
+    columns = (
+        *(Column(key=name, header=name, align="right" if name in ("batch", "chunks", "seq") else "left") for name in names),
+        Column(key="peak_allocated_bytes", header="estimated peak", text=format_bytes),
+        Column(key="fits", header="fits", align="left", text=lambda fits: "yes" if fits else "no", hide_empty=True),
+    )  # fmt: skip
+    keys = [column.key for column in columns]
+    footer = () if limit_bytes is None else (f"held against {format_bytes(limit_bytes)}",)
+    return Table(columns=columns, rows=tuple(tuple(row[key] for key in keys) for row in found), title=title, footer=footer)
+
+
+def fitting(peak_bytes: int, limit_bytes: int | None) -> dict[str, bool | None]:
+    """Whether a peak stays at or under the limit, where there is one."""
+    return {"fits": None if limit_bytes is None else peak_bytes <= limit_bytes}
