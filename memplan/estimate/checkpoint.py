@@ -5,6 +5,7 @@ Source: torch/utils/checkpoint.py (`_checkpoint_without_reentrant_generator`, `_
 """
 
 import re
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,8 @@ class Frame:
         self.autocast = tape.autocast
         self.part = tape.part
         self.num_saved = 0
+        self.holders: list[weakref.ref[Holder]] = []
+        """Places in forward's order; one is gone with its node."""
         self.again = False
         self.made: dict[int, Tensor] = {}
 
@@ -83,8 +86,11 @@ class Frame:
         number = self.num_saved
         self.num_saved += 1
         if not self.again:
-            return Holder(self, number)
-        self.made[number] = tensor.alias()
+            holder = Holder(self, number)
+            self.holders.append(weakref.ref(holder))
+            return holder
+        if self.holders[number]() is not None:
+            self.made[number] = tensor.alias()
         if number == self.total - 1:
             raise StopRecomputation
         return tensor.alias()

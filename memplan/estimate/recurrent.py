@@ -74,7 +74,7 @@ def cumsum(x: Tensor) -> Tensor:
 
 
 def convolved(x: Tensor, weight: Tensor) -> Tensor:
-    """x [B, C, S] by a filter [C, 1, k] for each channel, k - 1 zeros on both sides -> [B, C, S + k - 1]: saves both."""
+    """x [B, C, S] by a filter [C, 1, k] a channel, k - 1 zeros on both sides -> [B, C, S + k - 1]: saves both."""
     weight, x = cast_weight(weight), lowered(x)
     tape = x.tape
 

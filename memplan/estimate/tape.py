@@ -366,7 +366,7 @@ class Tape:
 class Holder:
     """The place of a tensor that a checkpointed region makes again."""
 
-    __slots__ = ("frame", "number")
+    __slots__ = ("__weakref__", "frame", "number")
 
     def __init__(self, frame: Any, number: int) -> None:
         self.frame = frame

@@ -268,7 +268,7 @@ class Rotary(Module):
         return to(cos, x.dtype), to(sin, x.dtype)
 
 
-class Qwen3_5(Decoder):  # noqa: N801 - as transformers names it
+class Qwen3_5(Decoder):
     """Delta-nets and attention by turns."""
 
     make_norm = GemmaNorm
