@@ -57,13 +57,13 @@ def sdpa(
         mask = ops.narrow(ops.pad_last(mask, -(-mask.shape[-1] // 8) * 8), -1, mask.shape[-1])
     size = q.shape[-1]
     if which != "flash" or size % 8 == 0:
-        return fused(which, q, k, v, mask)
+        return fused(which, q, k, v, mask, draws=drop > 0)
     wide = -(-size // 8) * 8
-    return ops.narrow(fused(which, ops.pad_last(q, wide), ops.pad_last(k, wide), ops.pad_last(v, wide), mask), -1, size)
+    return ops.narrow(fused(which, ops.pad_last(q, wide), ops.pad_last(k, wide), ops.pad_last(v, wide), mask, draws=drop > 0), -1, size)
 
 
-def fused(which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """The kernel `which`."""
+def fused(which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, draws: bool = False) -> Tensor:
+    """The kernel `which`; no policy keeps what it `draws`."""
     tape = q.tape
     B, A, S, _ = q.shape
     names = {
@@ -86,7 +86,7 @@ def fused(which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> T
     shapes = [((B, A, S, v.shape[-1]), q.dtype), ((B, A, rows), "float32")]
     if which in ("flash", "cudnn"):
         shapes += [((2,) if which == "flash" else (), "int64"), ((), "int64")]
-    out, *rest = tape.make(op, *shapes)
+    out, *rest = [tape.new(op, *one) for one in shapes] if draws else tape.make(op, *shapes)
     return tape.link(node, out, saved=(out, *rest))
 
 
@@ -118,10 +118,11 @@ def math_attention(
     mask added in place, rows without keys cleared."""
     tape, dtype = q.tape, q.dtype
     q, k, v = to(q, "float32"), to(k, "float32"), to(v, "float32")
+    held = q, k, v
     q = scale(q)
     if causal:
-        lower = tape.make("tril", ((q.shape[2], k.shape[2]), "bool"))
-        mask = tape.make("where", (lower.shape, "float32"))
+        mask = tape.make("tril", ((q.shape[2], k.shape[2]), "bool"))
+        mask = tape.make("where", (mask.shape, "float32"))
     times = q.shape[1] // k.shape[1]
     if times > 1:
         k, v = repeat_interleave(k, times, 1), repeat_interleave(v, times, 1)
@@ -130,15 +131,14 @@ def math_attention(
     scores = product(q, scale(transpose(k, 2, 3)), "q" in copied, "k" in copied)
     if mask is not None and tape.policy is not None:
         scores = shift(scores)
-    chances = softmax(scores, op="_safe_softmax")
+    scores = softmax(scores, op="_safe_softmax")
     if tape.rules == "cuda":
         count = scores.numel
         tape.hidden("_safe_softmax", 4 * count, count, count // scores.shape[-1], 4)
-    weights = dropout(chances, drop)
-    del chances
-    second = to(weights, dtype) if dtype != "float32" else None
-    out = to(product(weights, v, False, "v" in copied), dtype)
-    del second
+    scores = dropout(scores, drop)
+    second = to(scores, dtype) if dtype != "float32" else None
+    out = to(product(scores, v, False, "v" in copied), dtype)
+    del second, held
     return out
 
 

@@ -179,14 +179,15 @@ def math_attention(
     dtype = query.dtype
     if dtype in (torch.bfloat16, torch.float16) and not torch._C._get_math_sdp_allow_fp16_bf16_reduction():
         query, key, value = query.float(), key.float(), value.float()
+    held = query, key, value  # which torch's own has names for to its end
     positive = query.size(-1) ** -0.5 if scale is None else abs(scale)
     factor = positive**0.5
     query = aten.mul.Scalar(query, -factor if scale is not None and scale < 0 else factor)
     if is_causal:
         if bias is not None:
             raise MemplanError("Attention cannot be causal by flag and by mask at once.", "Pass only one of them.")
-        below = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
-        bias = _additive(below, query.dtype, float("-inf"))
+        bias = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        bias = _additive(bias, query.dtype, float("-inf"))
     if enable_gqa and key.size(-3) != query.size(-3):
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
     if enable_gqa and value.size(-3) != query.size(-3):
@@ -194,12 +195,12 @@ def math_attention(
     scores = torch.matmul(query, aten.mul.Scalar(key.transpose(-2, -1), factor))
     if bias is not None:
         scores = scores.add(bias) if under_policy() else scores.add_(bias)
-    weights: Tensor = aten._safe_softmax(scores, -1)
+    scores = aten._safe_softmax(scores, -1)
     if dropout > 0:
-        weights = F.dropout(weights, dropout, True)
-    second_output = weights.to(dtype)  # torch makes it before the product and drops it behind
-    out = torch.matmul(weights, value).to(dtype)
-    del second_output
+        scores = F.dropout(scores, dropout, True)
+    second_output = scores.to(dtype)  # torch makes it before the product and drops it behind
+    out = torch.matmul(scores, value).to(dtype)
+    del second_output, held
     return out
 
 
