@@ -140,14 +140,21 @@ def transpose(x: Tensor, first: int, second: int) -> Tensor:
     shape[first], shape[second] = shape[second], shape[first]
     tape = x.tape
     node = tape.record("transpose", (x,), reshaped_backward, info=x.shape)
-    return tape.link(node, x.alias(tuple(shape)))
+    return tape.link(node, turned(x, tuple(shape), (first % len(shape), second % len(shape))))
+
+
+def turned(x: Tensor, shape: Shape, how: tuple[int, ...]) -> Tensor:
+    """`x` under `shape` with its dimensions turned; the same turn twice undoes it."""
+    out = x.alias(shape)
+    out.place = x.place[:-1] if x.place[-1:] == (how,) else (*x.place, how)
+    return out
 
 
 def permute(x: Tensor, *order: int) -> Tensor:
     """A view of `x` with its dimensions in `order`."""
     tape = x.tape
     node = tape.record("permute", (x,), reshaped_backward, info=x.shape)
-    return tape.link(node, x.alias(tuple(x.shape[i] for i in order)))
+    return tape.link(node, turned(x, tuple(x.shape[i] for i in order), order))
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
@@ -223,6 +230,8 @@ def split(x: Tensor, sizes: Sequence[Any], dim: int = -1) -> list[Tensor]:
         shapes.append(tuple(shape))
     node = tape.record("split", (x,), backward, info=(x.shape, shapes))
     outs = [x.alias(shape) for shape in shapes]
+    for number, out in enumerate(outs):
+        out.place = (*x.place, number)
     tape.link(node, *outs)
     return outs
 

@@ -72,15 +72,18 @@ def bmm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor, op: str = "_grouped_mm") -> Tensor:
-    """rows [n, I] by one matrix an expert of weight [E, I, O], sorted by expert: saves rows, matrices and ends."""
+    """rows [n, I] by one matrix an expert of weight [E, I, O], sorted by expert: saves what the gradients that are
+    wanted read, memplan's own op (any other `op`) all there is, and makes both."""
     tape = rows.tape
+    own = op != "_grouped_mm"
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
-        of_rows = tape.make(op, (node.info[0], grads[0].dtype))
-        of_weight = tape.make(op, (node.info[1], grads[0].dtype))
+        of_weight = None if saved[0] is None else tape.make(op, (node.info[1], grads[0].dtype))
+        of_rows = None if saved[1] is None else tape.make(op, (node.info[0], grads[0].dtype))
         return [of_rows, of_weight, None]
 
-    node = tape.record(op, (rows, weight, ends), backward, (rows, weight, ends), info=(rows.shape, weight.shape))
+    saves = (rows if own or weight.requires_grad else None, weight if own or rows.requires_grad else None, ends)
+    node = tape.record(op, (rows, weight, ends), backward, saves, info=(rows.shape, weight.shape))
     return tape.link(node, tape.make(op, ((rows.shape[0], weight.shape[-1]), rows.dtype)))
 
 
@@ -118,11 +121,16 @@ def embedding_temps(num: int, table: Shape, width: int) -> tuple[int, ...]:
 
 
 def index_select(x: Tensor, index: Tensor, op: str = "index_select") -> Tensor:
-    """Rows of x [N, ...] by index [n]: saves the index; backward adds into zeros of the whole."""
+    """Rows of x [N, ...] by index [n]: saves the index; backward adds into zeros of the whole, for `x[index]` (the op
+    `index`) on CUDA by a flat index and its sorted copy with their origins (Indexing.cu, index_put_with_sort_kernel,
+    torch 2.13)."""
     tape = x.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
-        return [tape.new(f"{op}_backward", node.info, grads[0].dtype)]
+        out = tape.new(f"{op}_backward", node.info, grads[0].dtype)
+        if op == "index" and tape.rules == "cuda":
+            tape.hidden("index_put", *[8 * saved[0].numel] * 3)
+        return [out]
 
     node = tape.record(op, (x,), backward, (index,), info=x.shape)
     return tape.link(node, tape.make(op, ((*index.shape, *x.shape[1:]), x.dtype)))
@@ -199,4 +207,3 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def log_softmax(x: Tensor) -> Tensor:
     """Over the last dimension; saves its result."""
     return softmax(x, op="_log_softmax")
-

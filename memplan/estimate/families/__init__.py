@@ -2,11 +2,13 @@
 has them."""
 
 import json
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from memplan.errors import MemplanError
 from memplan.estimate.tape import Tape
+from memplan.spec.hf_facts import complete
 from memplan.spec.run import RunSpec
 
 FAMILIES: dict[str, str] = {
@@ -17,6 +19,8 @@ FAMILIES: dict[str, str] = {
     "smollm3": "llama:SmolLM3",
     "olmo2": "llama:Olmo2",
     "phi3": "llama:Phi3",
+    "mixtral": "moe:Mixtral",
+    "qwen3_moe": "moe:Qwen3Moe",
     "qwen3_5_text": "qwen3_5:Qwen3_5",
     "gpt2": "gpt:Gpt2",
     "gpt_neox": "gpt:GptNeoX",
@@ -26,9 +30,21 @@ FAMILIES: dict[str, str] = {
 """`model_type` of a config -> module of this package and its class."""
 
 
+def config_of(run: RunSpec) -> dict[str, Any]:
+    """The configuration of `run`'s model, every key of its family in it; lettered where formulas are printed."""
+    facts: dict[str, Any] | None = getattr(run.model.config, "facts", None)
+    return completed(run.model.config) if facts is None else facts
+
+
+@lru_cache(maxsize=64)
+def completed(config: str) -> dict[str, Any]:
+    """A configuration's JSON with every key of its family."""
+    return complete(json.loads(config)).config
+
+
 def make(tape: Tape, run: RunSpec) -> Any:
     """The model of `run`'s config; MemplanError for a family without one."""
-    kind = json.loads(run.model.config).get("model_type", "")
+    kind = config_of(run).get("model_type", "")
     if kind not in FAMILIES:
         raise MemplanError(
             f"estimate has no formulas for models of the type {kind!r}.",

@@ -1,0 +1,154 @@
+"""Layers of experts as transformers runs them over the ledger: rows sorted by expert, two grouped products.
+
+`grouped_mm` is what transformers 5.24 takes where nobody asks for another (integrations/moe.py); torch's kernel takes
+every dtype, and autocast leaves it alone. Letters: `N` tokens, `k` experts a token, `n` = N * k, `E` experts, `H`
+hidden, `F` feed-forward of one expert.
+"""
+
+from typing import Any
+
+from memplan.estimate import ops
+from memplan.estimate.families.hf_decoder import activated
+from memplan.estimate.modules import Module
+from memplan.estimate.ops import chunk, flatten, for_autocast, mul, to, transpose, unsqueeze
+from memplan.estimate.products import grouped_mm, index_select, linear, plain, topk
+from memplan.estimate.tape import Node, Tape, Tensor
+
+
+class Experts(Module):
+    """Rows [N, H] through the k experts of each, added up by their shares: [N, H].
+
+    `transposed`: matrices are [E, in, out], otherwise [E, out, in].
+    """
+
+    def __init__(
+        self, tape: Tape, num: int, width: int, ffn: int, act: str, *, transposed: bool = False, bias: bool = False
+    ) -> None:
+        super().__init__(tape, "experts")
+        self.num, self.act, self.transposed = num, act, transposed
+        make = tape.setup.parameter
+        up, down = ((width, 2 * ffn), (ffn, width)) if transposed else ((2 * ffn, width), (width, ffn))
+        self.gate_up_proj = make(tape, "experts.gate_up_proj", (num, *up))
+        self.gate_up_proj_bias = make(tape, "experts.gate_up_proj_bias", (num, 2 * ffn)) if bias else None
+        self.down_proj = make(tape, "experts.down_proj", (num, *down))
+        self.down_proj_bias = make(tape, "experts.down_proj_bias", (num, width)) if bias else None
+
+    def forward(self, rows: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        N, k = chosen.shape
+        n = N * k
+        shares = flatten(shares, 0)
+        sorted_, order = plain(chosen, "sort", ((n,), "int64"), ((n,), "int64"))
+        picked = index(rows, plain(order, "floor_divide", ((n,), "int64")))
+        own = index(shares, order)
+        numbers = plain(sorted_, "to", ((n,), "float32"))
+        counts = plain(numbers, "histc", ((self.num,), "float32"))
+        ends = plain(counts, "cumsum", ((self.num,), "int32"))
+        bias = None if self.gate_up_proj_bias is None else index(self.gate_up_proj_bias, sorted_)
+        x = self.product(picked, self.gate_up_proj, ends, bias)
+        x = self.gated(x)
+        bias = None if self.down_proj_bias is None else index(self.down_proj_bias, sorted_)
+        x = self.product(x, self.down_proj, ends, bias)
+        weighted = mul(x, unsqueeze(own, -1))
+        back = plain(order, "empty_like", ((n,), "int64"))
+        plain(order, "arange", ((n,), "int64"))
+        weighted = index(weighted, back)
+        out = summed(weighted, N)
+        del shares, numbers, counts, bias
+        return to(out, rows.dtype)
+
+    def product(self, x: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None) -> Tensor:
+        """Sorted rows by the matrices of their experts, plus a bias a row in place."""
+        if not self.transposed:
+            weight = transpose(weight, 1, 2)
+        out = grouped_mm(to(x, weight.dtype), weight, ends)
+        return out if bias is None else add_in_place(out, bias)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """The activated gate times up, [n, F]."""
+        gate, up = chunk(x, 2)
+        return mul(activated(self.act, gate), up)
+
+
+class TopKRouter(Module):
+    """Logits [N, E], shares and numbers of the k experts with the largest chances; `normed` makes the shares add up to
+    one, `lowered` gives them the logits' dtype."""
+
+    def __init__(self, tape: Tape, num: int, width: int, k: int, *, normed: bool, lowered: bool) -> None:
+        super().__init__(tape, "gate")
+        self.k, self.normed, self.lowered = k, normed, lowered
+        self.weight = tape.setup.parameter(tape, "gate.weight", (num, width))
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = linear(rows, self.weight)
+        chances = ops.softmax(logits, "float32") if self.lowered else ops.softmax(to(logits, "float32"))
+        shares, chosen = topk(chances, self.k)
+        if self.normed:
+            shares = div_in_place(shares, ops.total(shares, -1, keepdim=True))
+        if self.lowered:
+            shares = to(shares, logits.dtype)
+        return logits, shares, chosen
+
+
+class SparseBlock(Module):
+    """Router and experts, [B, S, H] -> [B, S, H]."""
+
+    def __init__(self, tape: Tape, gate: Module, experts: Module) -> None:
+        super().__init__(tape, "mlp")
+        self.gate, self.experts = gate, experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = flatten(x, 0, 1)
+        logits, shares, chosen = self.gate(rows)
+        out = self.experts(rows, chosen, shares)
+        del logits
+        return ops.view(out, *x.shape)
+
+
+def index(x: Tensor, places: Tensor) -> Tensor:
+    """`x[places]`: rows of `x`; backward adds into zeros, on CUDA by indices that it sorts first."""
+    return index_select(x, places, "index")
+
+
+def summed(x: Tensor, num: int) -> Tensor:
+    """x [n, H] added up over the k rows of each of `num` tokens; backward repeats the gradient in a copy."""
+    (x,) = for_autocast("sum", x)
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
+        return [tape.new("clone", node.info, grads[0].dtype)]
+
+    node = tape.record("sum", (x,), backward, info=x.shape)
+    return tape.link(node, tape.make("sum", ((num, x.shape[-1]), x.dtype)))  # type: ignore[no-any-return]
+
+
+def add_in_place(x: Tensor, y: Tensor) -> Tensor:
+    """`x` plus `y` of its shape, in the memory of `x`."""
+    tape = x.tape
+    node = tape.record("add_", (x, y), lambda node, saved, grads: [grads[0], grads[0]])
+    return tape.link(node, x.alias())  # type: ignore[no-any-return]
+
+
+def div_in_place(x: Tensor, y: Tensor) -> Tensor:
+    """`x` divided by `y` in the memory of `x`, of which a copy is saved for the gradient of `y`."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        before, divisor = saved
+        saved.clear()
+        shape, dtype = grads[0].shape, ops.promoted(grads[0], divisor)
+        of_y = None
+        if before is not None:
+            chain = [
+                tape.new("div", shape, dtype),
+                tape.new("div", shape, dtype),
+                tape.new("neg", shape, grads[0].dtype),
+            ]
+            of_y = tape.new("mul", shape, dtype)
+            chain.clear()
+        of_x = tape.new("div", shape, dtype)
+        del before, divisor
+        return [of_x, None if of_y is None else ops.sum_to(of_y, node.info)]
+
+    copy = tape.make("clone", (x.shape, x.dtype)) if tape.grad_enabled and y.requires_grad else None
+    node = tape.record("div_", (x, y), backward, (copy, y), info=y.shape)
+    return tape.link(node, x.alias())  # type: ignore[no-any-return]
