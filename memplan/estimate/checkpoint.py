@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from memplan.estimate.offload import Offload
 from memplan.estimate.tape import Holder, Shape, Tape, Tensor
 from memplan.spec.checkpointing import Checkpointing
 
@@ -158,6 +159,10 @@ LEAF: Any = _Leaf()
 
 def put_on(tape: Tape, blocks: list[Any], mode: Checkpointing, *, shares_kv: bool = False) -> None:
     """Puts `mode` on each of `blocks`, modules of one unit with their number in the stack."""
+    if mode.kind == "offload":
+        offload = Offload(tape)
+        for _, block in blocks:
+            block.around = offload.around(block)
     if mode.kind in ("none", "offload"):
         return
     ops = mode.ops if mode.kind == "selective" and not shares_kv else None

@@ -3,6 +3,7 @@
 Letters: `N` rows, `I` inputs, `O` outputs of a linear; `E` experts, `k` experts a token.
 """
 
+import math
 from typing import Any
 
 from memplan.estimate.ops import FLOATS, cast_weight, flatten, softmax, sum_to, to, transpose, view
@@ -53,6 +54,11 @@ def mm(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     return tape.link(node, tape.make(op, ((rows.shape[0], matrix.shape[1]), rows.dtype)))
 
 
+def batched(x: Tensor) -> Tensor:
+    """`x` with its leading dimensions made one, as `matmul` hands it on."""
+    return x.alias((math.prod(x.shape[:-2]), *x.shape[-2:]))
+
+
 def bmm(x: Tensor, y: Tensor) -> Tensor:
     """Batched product [..., n, m] x [..., m, p] of equal leading dimensions, dense as `matmul` wants them."""
     x, y = lowered(x), lowered(y)
@@ -65,7 +71,7 @@ def bmm(x: Tensor, y: Tensor) -> Tensor:
         of_y = None if left is None else tape.make("bmm", (node.info[1], grads[0].dtype))
         return [of_x, of_y]
 
-    saves = (x if y.requires_grad else None, y if x.requires_grad else None)
+    saves = (batched(x) if y.requires_grad else None, batched(y) if x.requires_grad else None)
     node = tape.record("bmm", (x, y), backward, saves, info=(x.shape, y.shape))
     workspace(x)
     return tape.link(node, tape.make("bmm", ((*x.shape[:-1], y.shape[-1]), x.dtype)))

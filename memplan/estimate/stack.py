@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from memplan.estimate.modules import Module
-from memplan.estimate.tape import Alloc, Node, Storage, Tape, Tensor
+from memplan.estimate.tape import Alloc, HostBytes, Node, Storage, Tape, Tensor
 
 LONGEST_PERIOD = 8
 FEWEST = 4
@@ -62,12 +62,14 @@ class Stack:
         """What is in `held`, which is emptied, through all blocks, each run by `call`."""
         tape, x = self.tape, held.pop()
         for modules, copies in self.units:
-            start, before = len(tape.allocs), weakref.ref(x.storage)
+            start, before, on_host = len(tape.allocs), weakref.ref(x.storage), tape.host_bytes
             for module in modules:
                 x = call(module, x)
             if copies > 1:
                 gone = before() is None
                 x = self.repeat(x, modules, copies, start, gone=gone)
+                if x.node is not None:
+                    x.node.saved.append(HostBytes(tape, (tape.host_bytes - on_host) * (copies - 1)))
         return x
 
     def repeat(self, x: Tensor, modules: list[Module], copies: int, start: int, *, gone: bool) -> Tensor:

@@ -71,7 +71,7 @@ def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
     update = make_update(tape, step, trainable(tape))
     for thread in ("forward", "backward"):  # taken in the first step already
         tape.stay(f"cublas workspace of the {thread} thread", tape.workspace_bytes)
-    mean = accumulate(tape, run, model, batch, sizes.micro_batch, update)
+    mean = accumulate(tape, run, model, batch, sizes, update)
     if step.update == "step":
         tape.mark("optimizer")
         update()
@@ -80,14 +80,14 @@ def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
     return tape
 
 
-def accumulate(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], size: int, update: AnyUpdate) -> Storage:
-    """The loss of the whole batch, its gradients made, `size` samples at a time."""
-    chunks = run.step.chunks
+def accumulate(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], sizes: Sizes, update: AnyUpdate) -> Storage:  # fmt: skip
+    """The loss of the whole batch, its gradients made, chunk by chunk."""
     losses: list[Any] = []
-    for index in range(min(chunks, 2)):
-        if index and chunks > 2:  # of those between the first and the last
+    chunks = sizes.batch // sizes.micro_batch
+    for index in range(min(run.step.chunks, 2)):
+        if index:  # those of the chunks between the first and the last
             losses.append(tape.allocate("div", (), "float32", copies=chunks - 2))
-        losses.append(run_chunk(tape, run, model, chunk_of(batch, size), update))
+        losses.append(run_chunk(tape, run, model, chunk_of(batch, sizes.micro_batch), update))
     row = tape.allocate("stack", (chunks,), "float32")
     mean = tape.allocate("sum", (), "float32")
     del row

@@ -65,7 +65,7 @@ class Storage:
 class Tensor:
     """Shape and dtype over a storage; views share one."""
 
-    __slots__ = ("__weakref__", "dense", "dtype", "is_view", "node", "requires_grad", "shape", "slot", "storage")
+    __slots__ = ("__weakref__", "dense", "dtype", "is_view", "node", "place", "requires_grad", "shape", "slot", "storage")
 
     def __init__(self, storage: Storage, shape: Shape, dtype: str, *, dense: bool = True) -> None:
         self.storage = storage
@@ -75,6 +75,8 @@ class Tensor:
         """Whether it has its elements to itself; an expanded tensor has not."""
         self.is_view = False
         """Whether it holds on to the tensor that it is a view of."""
+        self.place: tuple[Any, ...] = ()
+        """Which part of its storage it is, and how turned, where that is not told by its shape."""
         self.node: Node | None = None
         self.slot = 0
         self.requires_grad = False
@@ -103,6 +105,7 @@ class Tensor:
             dense=self.dense if dense is None else dense,
         )
         other.is_view = shape is not None or self.is_view
+        other.place = self.place
         return other
 
 
@@ -186,6 +189,10 @@ class Tape:
         """Whether a gradient outlives the moment in which it is complete."""
         self.managed_bytes = 0
         """In unified memory, which is no allocator's."""
+        self.host_bytes = 0
+        """What waits on the host now."""
+        self.peak_host_bytes = 0
+        """Most that waited there at once."""
         self.thread = "forward"
         self.once: set[str] = set()
         """Names of what is allocated once and for good."""
@@ -361,6 +368,19 @@ class Tape:
         del grad
         if self.on_grad is not None:
             self.on_grad(parameter)
+
+
+class HostBytes:
+    """Memory of the host that ends with its last reference."""
+
+    def __init__(self, tape: Tape, num_bytes: int) -> None:
+        self.tape = tape
+        self.num_bytes = num_bytes
+        tape.host_bytes += num_bytes
+        tape.peak_host_bytes = max(tape.peak_host_bytes, tape.host_bytes)
+
+    def __del__(self) -> None:
+        self.tape.host_bytes -= self.num_bytes
 
 
 class Holder:
