@@ -59,7 +59,8 @@ def sdpa(
     if which != "flash" or size % 8 == 0:
         return fused(which, q, k, v, mask, draws=drop > 0)
     wide = -(-size // 8) * 8
-    return ops.narrow(fused(which, ops.pad_last(q, wide), ops.pad_last(k, wide), ops.pad_last(v, wide), mask, draws=drop > 0), -1, size)
+    q, k, v = ops.pad_last(q, wide), ops.pad_last(k, wide), ops.pad_last(v, wide)
+    return ops.narrow(fused(which, q, k, v, mask, draws=drop > 0), -1, size)
 
 
 def fused(which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, draws: bool = False) -> Tensor:
@@ -131,13 +132,14 @@ def math_attention(
     scores = product(q, scale(transpose(k, 2, 3)), "q" in copied, "k" in copied)
     if mask is not None and tape.policy is not None:
         scores = shift(scores)
-    scores = softmax(scores, op="_safe_softmax")
+    chances = softmax(scores, op="_safe_softmax")
     if tape.rules == "cuda":
         count = scores.numel
         tape.hidden("_safe_softmax", 4 * count, count, count // scores.shape[-1], 4)
-    scores = dropout(scores, drop)
-    second = to(scores, dtype) if dtype != "float32" else None
-    out = to(product(scores, v, False, "v" in copied), dtype)
+    del scores
+    chances = dropout(chances, drop)
+    second = to(chances, dtype) if dtype != "float32" else None
+    out = to(product(chances, v, False, "v" in copied), dtype)
     del second, held
     return out
 
