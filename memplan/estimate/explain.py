@@ -1,13 +1,15 @@
 """The formula of each line of an estimate: what is alive at the peak, as sizes in letters."""
 
+import copy
 import dataclasses
-import json
 import math
 from typing import Any
 
 from memplan.dtypes import ELEMENT_BYTES
+from memplan.estimate.batch import Sizes
+from memplan.estimate.families import config_of
 from memplan.estimate.reading import alive_at, largest, settle
-from memplan.estimate.step import Sizes, write_step
+from memplan.estimate.step import write_step
 from memplan.estimate.symbols import Letters, text
 from memplan.record.formula import FormulaLine
 from memplan.spec.run import RunSpec
@@ -63,7 +65,7 @@ def with_letters(run: RunSpec) -> tuple[RunSpec, dict[str, int]]:
 
     model = run.model
     if model.impl == "hf":
-        facts = json.loads(model.config)
+        facts = copy.deepcopy(config_of(run))
         for part in (facts, facts.get("text_config", {})):
             for key, name in CONFIG_LETTERS.items():
                 if isinstance(part.get(key), int) and part[key] > 1:

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+from samples import run_of
 from torch import nn
 
 from memplan.estimate.checkpoint import LEAF
@@ -47,8 +48,7 @@ def saved_bytes(out: Tensor, *shared: Tensor | None) -> int:
 
 def new_tape(precision: str) -> Tape:
     tape = Tape("cpu")
-    dtype = str(DTYPES[precision])[6:]
-    tape.setup = Setup(dtype=dtype, frozen=(), rank=0, adapted=(), dropout=0.0)
+    tape.setup = Setup.of(run_of(precision=precision))
     tape.autocast = "bfloat16" if precision == "bf16-mixed" else None
     return tape
 
