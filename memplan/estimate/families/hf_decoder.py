@@ -67,7 +67,8 @@ class Mlp(Module):
         self.down_proj = Linear(tape, "down_proj", ffn, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(mul(activated(self.act, self.gate_proj(x)), self.up_proj(x)))
+        out: Tensor = self.down_proj(mul(activated(self.act, self.gate_proj(x)), self.up_proj(x)))
+        return out
 
 
 def activated(act: str, x: Tensor) -> Tensor:
@@ -245,4 +246,4 @@ class Decoder:
 
 def head_dim(config: dict[str, Any]) -> int:
     """Size of a head."""
-    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])

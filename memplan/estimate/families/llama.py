@@ -178,7 +178,7 @@ class Phi3Attention(Attention):
         self.o_proj = Linear(tape, "o_proj", heads * self.size, config["hidden_size"])
         self.qkv_proj = Linear(tape, "qkv_proj", config["hidden_size"], sum(self.widths))
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, mask: Tensor | None, rope: Any) -> tuple[Tensor, Tensor | None]:
         qkv = self.qkv_proj(x)
         q, k, v = (narrow(qkv, -1, width) for width in self.widths)
         q, k, v = (transpose(unflatten_last(part, self.size), 1, 2) for part in (q, k, v))
@@ -209,7 +209,8 @@ class Phi3Mlp(Module):
         up = self.gate_up_proj(x)
         gate, up = chunk(up, 2)
         up = mul(up, activated(self.act, gate))
-        return self.down_proj(up)
+        out: Tensor = self.down_proj(up)
+        return out
 
 
 class Phi3Layer(DecoderLayer):
