@@ -69,7 +69,8 @@ def as_inputs(made: list[Any], inputs: Sequence[tuple[Shape, str]]) -> list[Any]
     for number, (shape, dtype) in enumerate(inputs):
         grad, made[number] = made[number], None
         if grad is not None:
-            made[number] = to(sum_to(grad, shape), dtype)
+            grad = sum_to(grad, shape)
+            made[number] = to(grad, dtype)
         del grad
     return made
 

@@ -21,6 +21,8 @@ FAMILIES: dict[str, str] = {
     "phi3": "llama:Phi3",
     "mixtral": "moe:Mixtral",
     "qwen3_moe": "moe:Qwen3Moe",
+    "deepseek_v2": "deepseek:DeepseekV2",
+    "deepseek_v3": "deepseek:DeepseekV3",
     "qwen3_5_text": "qwen3_5:Qwen3_5",
     "gpt2": "gpt:Gpt2",
     "gpt_neox": "gpt:GptNeoX",

@@ -138,17 +138,14 @@ def div_in_place(x: Tensor, y: Tensor) -> Tensor:
         shape, dtype = grads[0].shape, ops.promoted(grads[0], divisor)
         of_y = None
         if before is not None:
-            chain = [
-                tape.new("div", shape, dtype),
-                tape.new("div", shape, dtype),
-                tape.new("neg", shape, grads[0].dtype),
-            ]
+            chain = [tape.new(op, shape, dtype) for op in ("div", "div")]
+            chain.append(tape.new("neg", shape, grads[0].dtype))
             of_y = tape.new("mul", shape, dtype)
             chain.clear()
-        of_x = tape.new("div", shape, dtype)
-        del before, divisor
-        return [of_x, None if of_y is None else ops.sum_to(of_y, node.info)]
+        made = [tape.new("div", shape, dtype), of_y]
+        del before, divisor, of_y
+        return ops.as_inputs(made, node.info)
 
     copy = tape.make("clone", (x.shape, x.dtype)) if tape.grad_enabled and y.requires_grad else None
-    node = tape.record("div_", (x, y), backward, (copy, y), info=y.shape)
+    node = tape.record("div_", (x, y), backward, (copy, y), info=((x.shape, x.dtype), (y.shape, y.dtype)))
     return tape.link(node, x.alias())  # type: ignore[no-any-return]
