@@ -112,7 +112,7 @@ class Tensor:
 class Parameter(Tensor):
     """A leaf that may train; `copies` equal ones in the blocks that it speaks for."""
 
-    __slots__ = ("component", "copies", "grad", "name", "others", "state")
+    __slots__ = ("component", "copies", "grad", "idle", "name", "others", "state")
 
     def __init__(self, storage: Storage, shape: Shape, dtype: str, *, name: str, component: str, copies: int) -> None:
         super().__init__(storage, shape, dtype)
@@ -124,6 +124,8 @@ class Parameter(Tensor):
         """Gradients of the other copies."""
         self.state: list[Storage] = []
         """What an optimizer keeps for it."""
+        self.idle = False
+        """Whether no gradient ever comes, though it trains: optimizers leave such parameters alone."""
 
 
 class Node:

@@ -22,7 +22,7 @@ class Update:
         self.tape = tape
         self.clip = step.clip is not None
         self.masters = Masters(tape, params) if step.has_masters else None
-        self.params = params if self.masters is None else self.masters.copies
+        self.params = [one for one in (params if self.masters is None else self.masters.copies) if not one.idle]
         self.optimizer = OPTIMIZERS[step.optimizer](tape, self.params)
         self.scaler = LossScaler(tape) if step.scales_loss else None
 
@@ -87,7 +87,9 @@ class Masters:
         """The copy of a parameter and of those that it speaks for."""
         shape, copies = parameter.shape, parameter.copies
         storage = self.tape.allocate("master", shape, "float32", category="optimizer", copies=copies)
-        return Parameter(storage, shape, "float32", name=parameter.name, component=parameter.component, copies=copies)
+        copy = Parameter(storage, shape, "float32", name=parameter.name, component=parameter.component, copies=copies)
+        copy.idle = parameter.idle
+        return copy
 
     def take_gradients(self) -> None:
         """Casts each gradient to fp32 and lets the one in low precision go behind it.
