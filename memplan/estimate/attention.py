@@ -144,21 +144,21 @@ def math_attention(
     return out
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, copies: bool = True) -> Tensor:
+def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, strided: str = "qkv") -> Tensor:
     """memplan's eager attention: scores = q k' / sqrt(D) + mask, fp32 softmax, product with v -> [B, A, S, D].
 
-    `copies`: whether the operands' heads are strided, as those of several samples are, so that `matmul` copies them.
+    `strided`: which of q, k, v have heads that lie apart in memory, so that `matmul` copies them.
     """
     times = q.shape[1] // k.shape[1]
-    repeated = times > 1
-    if repeated:
+    if times > 1:
         k, v = repeat_interleave(k, times, 1), repeat_interleave(v, times, 1)
-    scores = scale(product(q, transpose(k, 2, 3), copies, copies and not repeated), "div")
+        strided = strided.strip("kv")
+    scores = scale(product(q, transpose(k, 2, 3), "q" in strided, "k" in strided), "div")
     if mask is not None:
         scores = shift_by(scores, mask)
     weights = to(softmax(scores, "float32"), v.dtype)
     del scores
-    return product(weights, v, False, copies and not repeated)
+    return product(weights, v, False, "v" in strided)
 
 
 def product(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:

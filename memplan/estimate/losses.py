@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.estimate import ops
+from memplan.estimate.batch import Batch
 from memplan.estimate.checkpoint import region
 from memplan.estimate.ops import cast_weight, flatten, narrow, to
-from memplan.estimate.products import cross_entropy, index_select, linear
+from memplan.estimate.products import cross_entropy, index_select, linear, log_softmax, nll_loss
 from memplan.estimate.tape import Tape, Tensor
 
 
@@ -31,30 +32,41 @@ class Head:
         return ops.scale(ops.of_result("tanh", ops.scale(out, "div")))
 
 
-def summed_loss(tape: Tape, hidden: list[Tensor], head: Head, labels: Tensor, *, kind: str, parts: int, valid: int) -> Tensor:  # fmt: skip
-    """Loss summed over the rows; `hidden` is taken out of its list, so that nobody else holds it. `valid`: rows that
-    make a loss."""
+def summed_loss(tape: Tape, hidden: list[Tensor], head: Head, batch: Batch, *, kind: str, parts: int) -> Tensor:
+    """Loss summed over the rows that make one; `hidden` is taken out of its list, so that nobody else holds it."""
     x = hidden.pop()
-    rows, labels = flatten(x, 0, 1), flatten(labels, 0)
+    rows, labels = flatten(x, 0, 1), flatten(batch["labels"], 0)
+    teacher = flatten(batch["teacher"], 0, 1) if "teacher" in batch else None
     del x
     if kind == "full":
-        return rows_loss(rows, head, labels)
+        return rows_loss(rows, head, labels, teacher)
     if kind == "fused":
-        return fused_loss(rows, head, labels)
+        return fused_loss(rows, head, labels, teacher)
     if kind == "valid-rows":
-        index = tape.new("valid", (valid,), "int64")
-        return rows_loss(index_select(rows, index), head, index_select(labels, index))
+        index = valid_index(batch)
+        teacher = None if teacher is None else index_select(teacher, index)
+        return rows_loss(index_select(rows, index), head, index_select(labels, index), teacher)
     sizes = part_sizes(rows.shape[0], parts)
     row_parts = ops.split(rows, sizes, 0)
     label_parts = [narrow(labels, 0, size) for size in sizes]
+    teachers = [None if teacher is None else narrow(teacher, 0, size) for size in sizes]
     del rows
     run: Callable[..., Any] = rows_loss
     if kind == "chunked-ckpt":
         run = region(tape, rows_loss, None)
     sum_: Tensor = tape.new("zeros", (), "float32")
-    for part, part_labels in zip(row_parts, label_parts, strict=True):
-        sum_ = ops.add(sum_, run(part, head, part_labels))
+    for part, part_labels, part_teacher in zip(row_parts, label_parts, teachers, strict=True):
+        sum_ = ops.add(sum_, run(part, head, part_labels, part_teacher))
     return sum_
+
+
+def valid_index(batch: Batch) -> Tensor:
+    """Numbers of the rows that make a loss."""
+    places = batch["valid"]
+    first = places.tape.new("arange", places.shape[:1], "int64")
+    numbers: Tensor = places.tape.new("add", places.shape, "int64")
+    del first
+    return flatten(numbers, 0)
 
 
 def part_sizes(num: Any, parts: int) -> list[Any]:
@@ -65,9 +77,24 @@ def part_sizes(num: Any, parts: int) -> list[Any]:
     return [size] * (num // size) + ([num % size] if num % size else [])
 
 
-def rows_loss(rows: Tensor, head: Head, labels: Tensor) -> Tensor:
-    """Cross-entropy from fp32 logits of rows [R, H]."""
-    return cross_entropy(to(head.logits(rows), "float32"), labels)
+def rows_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | None = None) -> Tensor:
+    """Cross-entropy from fp32 logits of rows [R, H], and the divergence from those of a teacher [R, H]."""
+    if teacher is None:
+        return cross_entropy(to(head.logits(rows), "float32"), labels)
+    tape = rows.tape
+    log_probs = log_softmax(to(head.logits(rows), "float32"))
+    before, tape.grad_enabled = tape.grad_enabled, False
+    towards = ops.softmax(to(head.logits(teacher), "float32"))
+    tape.hidden("eq", labels.numel)
+    tape.grad_enabled = before
+    loss = nll_loss(log_probs, labels)
+    return ops.add_scaled(loss, kl_div(log_probs, towards))
+
+
+def kl_div(log_probs: Tensor, towards: Tensor) -> Tensor:
+    """torch's kl_div, summed: towards * (log(towards) - log_probs)."""
+    own = ops.mul(towards, towards)
+    return ops.total(ops.sub(own, ops.mul(towards, log_probs)))
 
 
 def fused_parts(num: Any, hidden: int, vocab: int) -> list[Any]:
@@ -82,7 +109,7 @@ def fused_parts(num: Any, hidden: int, vocab: int) -> list[Any]:
     return [np.minimum(size, num), np.minimum(size, np.maximum(num - size, 0))]
 
 
-def fused_loss(rows: Tensor, head: Head, labels: Tensor) -> Tensor:
+def fused_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | None = None) -> Tensor:
     """Gradients made in forward, a part at a time: of rows and matrix, and the logits of one part."""
     tape, weight = rows.tape, head.weight
     R, H = rows.shape
@@ -95,7 +122,9 @@ def fused_loss(rows: Tensor, head: Head, labels: Tensor) -> Tensor:
     for n in fused_parts(R, H, V):
         part = narrow(rows, 0, n)
         logits = linear(part, ops.view(weight, *weight.shape))
+        towards = None if teacher is None else linear(narrow(teacher, 0, n), ops.view(weight, *weight.shape))
         tape.make("cross_entropy_in_place", ((n,), "float32"))
+        del towards
         if of_rows is not None:
             cast_weight(weight)  # a leaf, whose copy stays; that of the transposed view above does not
             tape.make("mm", ((n, H), logits.dtype))

@@ -43,6 +43,11 @@ def is_one(size: Any) -> bool:
     return type(size) is int and size == 1
 
 
+def is_zero(size: Any) -> bool:
+    """Whether a dimension is 0; arrays of sizes are not."""
+    return isinstance(size, int) and size == 0
+
+
 def is_ragged(size: Any, step: int) -> bool:
     """Whether a dimension, or one of an array of them, is no multiple of `step`."""
     rest = size % step

@@ -142,6 +142,32 @@ def index_select(x: Tensor, index: Tensor, op: str = "index_select") -> Tensor:
     return tape.link(node, tape.make(op, ((*index.shape, *x.shape[1:]), x.dtype)))
 
 
+def index(x: Tensor, *indices: Tensor) -> Tensor:
+    """Rows of x [B, N, ...] by places that broadcast to those of the last index [B, ...]: saves the indices; backward
+    adds into zeros of the whole, by way of sorted numbers on CUDA."""
+    tape, places = x.tape, indices[-1]
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        out = tape.new("index_backward", node.info, grads[0].dtype)
+        if tape.rules == "cuda":
+            tape.hidden("index_put", *[8 * saved[-1].numel] * 3)
+        return [out]
+
+    node = tape.record("index", (x,), backward, indices, info=x.shape)
+    return tape.link(node, tape.make("index", ((*places.shape, *x.shape[2:]), x.dtype)))
+
+
+def scatter_add(x: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+    """x [B, S, H] with rows [B, T, H] added at their places [B, T]: saves the places; backward picks the gradient's."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [grads[0], None if node.edges[1] is None else tape.new("gather", node.info, grads[0].dtype)]
+
+    node = tape.record("scatter_add", (x, rows), backward, (places,), info=rows.shape)
+    return tape.link(node, tape.make("scatter_add", (x.shape, x.dtype)))
+
+
 def gather(x: Tensor, index: Tensor) -> Tensor:
     """Entries of x along its last dimension: saves the index; backward scatters into zeros."""
     tape = x.tape
@@ -199,8 +225,12 @@ def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Summed over rows [N, V] of fp32: saves log-probabilities; backward makes two tensors of their size."""
-    tape = logits.tape
-    probs = log_softmax(logits)
+    return nll_loss(log_softmax(logits), labels)
+
+
+def nll_loss(probs: Tensor, labels: Tensor) -> Tensor:
+    """The sum of the labels' entries of fp32 log-probabilities [N, V], which it saves."""
+    tape = probs.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
         return [tape.new("nll_loss_backward", node.info, "float32")]

@@ -7,8 +7,22 @@ from typing import Any
 
 from memplan.estimate import ops
 from memplan.estimate.attention import eager, sdpa
+from memplan.estimate.cache import Past, joined
 from memplan.estimate.modules import LayerNorm, Linear, Module, RMSNorm
-from memplan.estimate.ops import add, cat, chunk, clone, dropout, flatten, mul, of_input, scale, to, transpose, unflatten_last  # fmt: skip
+from memplan.estimate.ops import (  # fmt: skip
+    add,
+    cat,
+    chunk,
+    clone,
+    dropout,
+    flatten,
+    mul,
+    of_input,
+    scale,
+    to,
+    transpose,
+    unflatten_last,
+)
 from memplan.estimate.products import grouped_mm, index_select, plain, topk
 from memplan.estimate.tape import Tape, Tensor
 from memplan.spec.model import DecoderSpec
@@ -48,20 +62,20 @@ class Attention(Module):
             self.k_norm = RMSNorm(tape, "k_norm", spec.head_dim, norm, offset=spec.norm_offset)
         self.out = Linear(tape, "out", q_width, spec.hidden, bias=spec.out_bias)
 
-    def forward(self, x: Tensor, rope: Any, mask: Tensor | None, past: Any = None) -> Any:
+    def forward(self, x: Tensor, rope: Any, mask: Tensor | None, past: Past | None = None) -> Any:
         q, k, v = self.projected(x, rope)
         if past is None:
             out = self.weigh(q, k, v, mask)
             del q, k, v
-            return self.out(self.joined(out))
+            return self.out(self.side_by_side(out))
         if self.spec.projections == "fused":
             v = clone(v)
-        keys, values = past.joined(k, v)
+        keys, values = joined(past, k, v)
         out = self.weigh(q, keys, values, mask)
         del q, keys, values
-        return self.out(self.joined(out)), k, v
+        return self.out(self.side_by_side(out)), k, v
 
-    def joined(self, out: Tensor) -> Tensor:
+    def side_by_side(self, out: Tensor) -> Tensor:
         """Heads side by side [B, S, A*D]: a view where the kernel wrote them so."""
         heads = transpose(out, 1, 2)
         copied = self.kind == "eager" or (out.node is not None and out.node.name in ("bmm", "to"))
@@ -87,7 +101,7 @@ class Attention(Module):
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Attention by the kernel asked for; under a dense mask the heads are repeated."""
         if self.kind == "eager":
-            return eager(q, k, v, mask)
+            return eager(q, k, v, mask, strided="" if ops.is_one(q.shape[0]) else "qkv")
         if mask is None:
             return sdpa(q, k, v)
         times = q.shape[1] // k.shape[1]
@@ -117,7 +131,9 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor], in_fp32: bool) -> Tensor:
 class GatedMlp(Module):
     """Gated feed-forward layer, gate and up as two matrices or one."""
 
-    def __init__(self, tape: Tape, name: str, width: int, ffn: int, out: int, *, act: str, bias: bool, fused: bool) -> None:
+    def __init__(
+        self, tape: Tape, name: str, width: int, ffn: int, out: int, *, act: str, bias: bool, fused: bool
+    ) -> None:
         super().__init__(tape, name)
         self.act = act
         self.fused = fused
@@ -220,7 +236,7 @@ class Block(Module):
         self.mlp = make_mlp(tape, spec)
         self.mlp_out_norm = make_norm(tape, "mlp_out_norm", spec, norm) if spec.sandwich else None
 
-    def forward(self, x: Tensor, rope: Any, mask: Tensor | None, past: Any = None) -> Any:
+    def forward(self, x: Tensor, rope: Any, mask: Tensor | None, past: Past | None = None) -> Any:
         if past is None:
             x = add(x, self.drop(self.normed(self.attn_out_norm, self.attn(self.attn_norm(x), rope, mask))))
             return add(x, self.feed(x))

@@ -7,9 +7,11 @@ import dataclasses
 from typing import Any
 
 from memplan.estimate import families
+from memplan.estimate.batch import Batch, Sizes, chunk_of, make_batch
 from memplan.estimate.losses import summed_loss
 from memplan.estimate.model import LanguageModel
-from memplan.estimate.ops import narrow, scale
+from memplan.estimate.molmo2 import Molmo2
+from memplan.estimate.ops import scale
 from memplan.estimate.setup import Setup, autocast_dtype
 from memplan.estimate.tape import Storage, Tape, Tensor
 from memplan.estimate.update import AnyUpdate, make_update, trainable
@@ -26,23 +28,6 @@ WORKSPACE_BYTES = {8: 8_519_680, 9: 32 * MIB, 10: 32 * MIB, 12: 32 * MIB}
 aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """How many samples of how many tokens: whole numbers, or arrays of them for many configurations at once."""
-
-    batch: Any
-    """Samples of a step."""
-    micro_batch: Any
-    """Samples of a chunk."""
-    seq: Any
-    """Tokens of a sample."""
-
-    @staticmethod
-    def of(run: RunSpec) -> "Sizes":
-        """Those of `run`."""
-        return Sizes(batch=run.step.batch, micro_batch=run.step.micro_batch, seq=run.step.seq)
-
-
 def new_tape(run: RunSpec) -> Tape:
     """An empty ledger under the rules of `run`'s device."""
     name = run.device.name
@@ -55,7 +40,8 @@ def new_tape(run: RunSpec) -> Tape:
 
 def build(tape: Tape, run: RunSpec) -> Any:
     """The model of `run` over `tape`."""
-    model = families.make(tape, run) if run.model.impl == "hf" else LanguageModel(tape, run)
+    own = LanguageModel if run.model.vision is None else Molmo2
+    model = families.make(tape, run) if run.model.impl == "hf" else own(tape, run)
     tape.setup.check_adapters()
     return model
 
@@ -67,7 +53,7 @@ def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
     tape, step = new_tape(run), run.step
     model = build(tape, run)
     tape.part = ""
-    batch = make_batch(tape, sizes)
+    batch = make_batch(tape, run, sizes)
     update = make_update(tape, step, trainable(tape))
     for thread in ("forward", "backward"):  # taken in the first step already
         tape.stay(f"cublas workspace of the {thread} thread", tape.workspace_bytes)
@@ -80,7 +66,7 @@ def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
     return tape
 
 
-def accumulate(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], sizes: Sizes, update: AnyUpdate) -> Storage:  # fmt: skip
+def accumulate(tape: Tape, run: RunSpec, model: Any, batch: Batch, sizes: Sizes, update: AnyUpdate) -> Storage:
     """The loss of the whole batch, its gradients made, chunk by chunk."""
     losses: list[Any] = []
     chunks = sizes.batch // sizes.micro_batch
@@ -95,7 +81,7 @@ def accumulate(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], s
     return mean
 
 
-def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], update: AnyUpdate) -> Tensor:
+def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: Batch, update: AnyUpdate) -> Tensor:
     """Forward, loss and backward of one chunk; its loss."""
     loss = scale(chunk_loss(tape, run, model, batch), "div")
     tape.mark("backward")
@@ -105,18 +91,14 @@ def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor], up
     return loss.alias()
 
 
-def chunk_loss(tape: Tape, run: RunSpec, model: Any, batch: dict[str, Tensor]) -> Tensor:
+def chunk_loss(tape: Tape, run: RunSpec, model: Any, batch: Batch) -> Tensor:
     """Forward and loss of one chunk, before it is scaled."""
     step = run.step
     tape.mark("forward")
     tape.autocast = autocast_dtype(step)
     hidden = [model.forward(batch)]
     tape.mark("loss")
-    samples, seq = batch["labels"].shape
-    first = max(run.model.image_tokens(step.images) - 1, 0)
-    loss = summed_loss(
-        tape, hidden, model.head, batch["labels"], kind=step.loss_kind, parts=step.loss_chunks, valid=samples * (seq - first)
-    )
+    loss = summed_loss(tape, hidden, model.head, batch, kind=step.loss_kind, parts=step.loss_chunks)
     tape.leave_autocast()
     return loss
 
@@ -128,17 +110,6 @@ def write_forward(run: RunSpec, samples: int) -> tuple[Tape, Tensor]:
     tape = new_tape(run)
     model = build(tape, run)
     tape.part = ""
-    batch = make_batch(tape, Sizes.of(run))
+    batch = make_batch(tape, run, Sizes.of(run))
     tape.stay("cublas workspace of the forward thread", tape.workspace_bytes)
     return tape, chunk_loss(tape, run, model, chunk_of(batch, samples))
-
-
-def make_batch(tape: Tape, sizes: Sizes) -> dict[str, Tensor]:
-    """The batch of the whole step, alive throughout."""
-    shape = (sizes.batch, sizes.seq)
-    return {name: tape.new(name, shape, "int64", category="other") for name in ("tokens", "labels")}
-
-
-def chunk_of(batch: dict[str, Tensor], size: int) -> dict[str, Tensor]:
-    """Views of `size` samples."""
-    return {name: narrow(tensor, 0, size) for name, tensor in batch.items()}

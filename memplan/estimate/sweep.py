@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.estimate.batch import Sizes
 from memplan.estimate.reading import peak_bytes
-from memplan.estimate.step import Sizes, write_step
+from memplan.estimate.step import write_step
 from memplan.spec.run import RunSpec
 
 ARRAYS = ("batch", "chunks", "seq")

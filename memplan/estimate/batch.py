@@ -1,0 +1,87 @@
+"""What a step is fed with over the ledger, as `memplan.models.batch` makes it.
+
+Letters: `B` batch, `S` sequence, `T` image tokens of a sample, `p` patches pooled into one of them.
+"""
+
+import dataclasses
+from typing import Any
+
+from memplan.estimate.ops import narrow
+from memplan.estimate.setup import DTYPES
+from memplan.estimate.tape import Shape, Tape, Tensor
+from memplan.spec.run import RunSpec
+
+Batch = dict[str, Tensor]
+"""Tensors by the names of `memplan.models.batch.Batch`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How many samples of how many tokens: whole numbers, or arrays of them for many configurations at once."""
+
+    batch: Any
+    """Samples of a step."""
+    micro_batch: Any
+    """Samples of a chunk."""
+    seq: Any
+    """Tokens of a sample."""
+
+    @staticmethod
+    def of(run: RunSpec) -> "Sizes":
+        """Those of `run`."""
+        return Sizes(batch=run.step.batch, micro_batch=run.step.micro_batch, seq=run.step.seq)
+
+
+def make_batch(tape: Tape, run: RunSpec, sizes: Sizes) -> Batch:
+    """The batch of the whole step, alive throughout."""
+    fields = text_fields(run, sizes) | image_fields(run, sizes)
+    return {name: tape.new(name, shape, dtype, category="other") for name, (shape, dtype) in fields.items()}
+
+
+def text_fields(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
+    """Shapes and dtypes of the fields that speak of tokens."""
+    step, batch, seq = run.step, sizes.batch, sizes.seq
+    fields: dict[str, tuple[Shape, str]] = {"tokens": ((batch, seq), "int64")}
+    fields["labels"] = (batch, step.suffix or seq), "int64"
+    if step.suffix:
+        fields["suffix"] = (batch, step.suffix), "int64"
+    if step.loss == "valid-rows":
+        fields["valid"] = (batch, num_targets(run, seq)), "int64"
+    if step.workload == "distill":
+        fields["teacher"] = (batch, seq, run.model.decoder.hidden), DTYPES[step.computed]
+    if step.rows != "full":
+        fields["segments"] = (batch, seq), "int64"
+    return fields
+
+
+def image_fields(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
+    """The same of the fields that speak of images, of memplan's own models."""
+    vision, connector, images = run.model.vision, run.model.connector, run.step.images
+    if vision is None or connector is None or not images or run.model.impl != "memplan":
+        return {}
+    num_tokens = run.model.image_tokens(images)
+    return {
+        "pixels": ((sizes.batch, images, vision.num_patches, vision.patch_dim), "float32"),
+        "pooled_idx": ((sizes.batch, num_tokens, connector.pool), "int64"),
+        "image_index": ((sizes.batch, num_tokens), "int64"),
+        "image_mask": ((sizes.batch, sizes.seq), "bool"),
+    }
+
+
+def num_targets(run: RunSpec, seq: Any) -> Any:
+    """Positions of a sample that make a loss."""
+    step = run.step
+    if step.suffix:
+        return step.suffix
+    if step.rows == "full":
+        return seq - max(run.model.image_tokens(step.images) - 1, 0)
+    if isinstance(seq, int):
+        return len(step.filling.targets(seq))
+    import numpy as np
+
+    return np.array([len(step.filling.targets(int(size))) for size in seq])
+
+
+def chunk_of(batch: Batch, size: int) -> Batch:
+    """Views of `size` samples."""
+    return {name: narrow(tensor, 0, size) for name, tensor in batch.items()}
