@@ -16,7 +16,7 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float 
     """`cudnn`, `flash`, `efficient`, `math` on CUDA, `cpu` or `math` elsewhere: the first that can run the call."""
     tape = q.tape
     if tape.rules == "cpu":
-        return "math" if drop else "cpu"
+        return "math" if drop or q.shape[-1] != v.shape[-1] else "cpu"
     major, _ = tape.generation
     low, size, value_size = q.dtype in LOW, q.shape[-1], v.shape[-1]
     grouped = q.shape[1] != k.shape[1]
