@@ -29,7 +29,7 @@ STEP: dict[str, Any] = {
         str, "ckpt", "none, full, every:K, first:N, selective, selective:mm+sdpa, submodule, offload; several cross."
     ),
     "blocks": _option(str, "blocks", "Path of the model's list of blocks, where its structure does not tell."),
-    "loss": _option(str, "loss", "full, valid-rows, chunked:N, chunked-ckpt:N, fused."),
+    "loss": _option(str, "loss", "full, held, valid-rows, chunked:N, chunked-ckpt:N, fused."),
     "precision": _option(
         str, "precision", "fp32, bf16, fp16; -mixed: autocast over fp32; -masters: the optimizer keeps fp32 copies."
     ),

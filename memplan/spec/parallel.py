@@ -13,6 +13,9 @@ OPTIONS = {
     "fsdp2": ("keep", "keep-last", "noprefetch", "offload", "param-bf16", "reduce-bf16", "reduce-fp32"),
 }
 """Options by kind, behind a colon and with `+` between them."""
+WHOLE = {"zero2": ("adafactor", "muon"), "fsdp2": ("adafactor", "adamw-8bit", "adamw-8bit-paged")}
+"""Optimizers that cannot step on the pieces of a kind: flat ones have no rows and columns, and neither torch's
+Adafactor nor bitsandbytes knows of DTensor. Source: torch/optim/_adafactor.py, torch 2.13; bitsandbytes 0.48."""
 FORMS = ("single", "ddp", "ddp:view", "zero1", "zero2", "fsdp2", "fsdp2:OPTIONS")
 
 
@@ -73,8 +76,13 @@ class Parallel:
         """Whether there is more than one device."""
         return self.kind != "single"
 
-    def check_world(self, world: int) -> None:
-        """MemplanError unless this can be done by `world` devices."""
+    def check(self, world: int, optimizer: str) -> None:
+        """MemplanError unless `world` devices can do this with `optimizer`."""
+        if optimizer in WHOLE.get(self.kind, ()):
+            raise MemplanError(
+                f"{optimizer} needs whole tensors, of which {self.kind} gives each device a piece.",
+                "Type --parallel zero1, or --optimizer adamw.",
+            )
         if self.sharded and world < 2:
             raise MemplanError(f"parallel {self.kind} needs 2 devices or more, not {world}.", "Type --world 8.")
         if not self.sharded and world != 1:

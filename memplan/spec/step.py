@@ -38,7 +38,7 @@ ATTENTIONS: tuple[str, ...] = get_args(Attention)
 NORMS: tuple[str, ...] = get_args(NormKind)
 WORKLOADS: tuple[str, ...] = get_args(Workload)
 COMPILES: tuple[str, ...] = get_args(Compile)
-LOSS_FORMS = ("full", "valid-rows", "chunked:N", "chunked-ckpt:N", "fused")
+LOSS_FORMS = ("full", "held", "valid-rows", "chunked:N", "chunked-ckpt:N", "fused")
 LORA_BASES = ("nf4",)
 
 
@@ -68,8 +68,10 @@ class StepSpec:
     blocks: str = ""
     """Paths of the block lists that `ckpt` and `compile` treat, with `+` between them; empty: found by structure."""
     loss: str = "full"
-    """Head and loss: `full`, `valid-rows` (rows that make a loss are picked before the head), `chunked:N` (N parts of
-    the rows, one graph), `chunked-ckpt:N` (each part recomputed in backward) or `fused` (gradients made in forward)."""
+    """Head and loss: `full` (from fp32 logits), `held` (from logits in their own dtype, which whoever called the model
+    holds until backward is over), `valid-rows` (rows that make a loss are picked before the head), `chunked:N` (N parts
+    of the rows, one graph), `chunked-ckpt:N` (each part recomputed in backward) or `fused` (gradients made in
+    forward)."""
     optimizer: str = "adamw"
     """`adamw` (fused), `adamw-foreach`, `adamw-loop`; `adamw-8bit` and `adamw-8bit-paged` (bitsandbytes),
     `adamw-8bit-torchao` and `adamw-4bit-torchao`; `sgd` (no momentum), `sgd-momentum`; `adafactor`; `muon` (matrices of
@@ -128,7 +130,7 @@ class StepSpec:
         if self.clip is not None and not self.clip > 0:
             raise MemplanError(f"clip is {self.clip}; a gradient norm is above zero.", "Type --clip 1.0.")
         Checkpointing.parse(self.ckpt)
-        self.sharding.check_world(self.world)
+        self.sharding.check(self.world, self.optimizer)
         self.filling.check(self.seq, self.workload)
         self.lora_rank, self.lora_base  # noqa: B018  # raise where the text is no rank or base
         parse_counted("loss", self.loss, LOSS_FORMS)
@@ -143,6 +145,8 @@ class StepSpec:
         ):
             if getattr(self, name) not in known:
                 raise MemplanError(f"Unknown {name} {getattr(self, name)!r}.", near_names(getattr(self, name), known))
+        if self.loss == "held" and self.workload == "distill":
+            raise MemplanError("Held logits are compared with labels, not with a teacher.", "Type --loss full.")
         if self.update == "backward":
             self._check_update_in_backward()
 

@@ -55,6 +55,8 @@ class TrainStep:
             for block in self.blocks.values():
                 self.offload.put_on(block)
         self.loss_region = Region("loss", rows_loss)
+        self.held: list[Tensor] = []
+        """Logits that the caller holds while a chunk is at work."""
         self.sharding = make_sharding(step, model)
         make = UpdateInBackward if step.update == "backward" else Update
         self.update = make(step, self.sharding.params, matrices(model, step))
@@ -93,6 +95,7 @@ class TrainStep:
                 mark("backward")
                 self.update.scaled(loss).backward()  # type: ignore[no-untyped-call]  # torch gives it no types
             losses.append(loss.detach())
+            self.held.clear()
             del loss
         return torch.stack(losses).sum()
 
@@ -103,7 +106,13 @@ class TrainStep:
             hidden = self.sharding.module(part)
             mark("loss")
             total = summed_loss(
-                hidden, self.model.head, part, kind=step.loss_kind, chunks=step.loss_chunks, region=self.loss_region
+                hidden,
+                self.model.head,
+                part,
+                kind=step.loss_kind,
+                chunks=step.loss_chunks,
+                region=self.loss_region,
+                held=self.held,
             )
         return total / self.num_targets
 

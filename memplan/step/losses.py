@@ -17,20 +17,35 @@ KL_WEIGHT = 0.15
 trained so."""
 
 
-def summed_loss(hidden: Tensor, head: Head, batch: Batch, *, kind: str, chunks: int, region: Region) -> Tensor:
+def summed_loss(
+    hidden: Tensor,
+    head: Head,
+    batch: Batch,
+    *,
+    kind: str,
+    chunks: int,
+    region: Region,
+    held: list[Tensor] | None = None,
+) -> Tensor:
     """Loss of the labels of `batch` [B, S] summed over the rows that are not ignored, fp32 scalar: cross-entropy, and
     where the batch has a teacher `KL_WEIGHT` times the divergence of its probabilities from the student's.
 
     `hidden` is [B, S, H]. `valid-rows` picks the rows that make a loss before the head. `chunked` makes the logits of a
     part of the rows at a time, but every part's log-probabilities stay in the graph: it lowers forward's instantaneous
     peak only. `chunked-ckpt` keeps a part's hidden rows and makes its logits again in backward; `region` is
-    `rows_loss`, checkpointed. `fused` makes the gradients in forward, a part at a time.
+    `rows_loss`, checkpointed. `fused` makes the gradients in forward, a part at a time. `held` reads the logits as the
+    head made them and leaves them in the list of that name.
     """
     rows, labels = hidden.flatten(0, 1), batch.labels.flatten()
     teacher = None if batch.teacher is None else batch.teacher.flatten(0, 1)
     del hidden
     if kind == "full":
         return rows_loss(rows, head, labels, teacher)
+    if kind == "held":
+        logits = head.logits(rows)
+        if held is not None:
+            held.append(logits)
+        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum").float()
     if kind == "fused":
         return fused_rows_loss(rows, head, labels, teacher, KL_WEIGHT)
     if kind == "valid-rows":

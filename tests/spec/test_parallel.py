@@ -46,6 +46,13 @@ def test_the_world_must_suit_the_kind(parallel: str, world: int, says: str) -> N
         run_of(parallel=parallel, world=world)
 
 
+@pytest.mark.parametrize(("parallel", "optimizer"), [("zero2", "muon"), ("fsdp2", "adafactor")])
+def test_an_optimizer_that_needs_whole_tensors_is_not_given_pieces(parallel: str, optimizer: str) -> None:
+    with pytest.raises(MemplanError, match="needs whole tensors"):
+        run_of(parallel=parallel, world=2, optimizer=optimizer)
+    run_of(parallel="zero1", world=2, optimizer=optimizer)
+
+
 def test_another_world_is_another_question() -> None:
     ids = {
         run_of(parallel=kind, world=world).run_id
