@@ -72,7 +72,9 @@ AnyUpdate = Update | UpdateInBackward
 
 def make_update(tape: Tape, step: StepSpec, params: list[Parameter]) -> AnyUpdate:
     """The update that `step` asks for over `params`, with its states."""
-    return (UpdateInBackward if step.update == "backward" else Update)(tape, step, params)
+    update = (UpdateInBackward if step.update == "backward" else Update)(tape, step, params)
+    tape.kept.append(update)
+    return update
 
 
 class Masters:
