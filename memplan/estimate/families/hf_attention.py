@@ -78,8 +78,8 @@ def eager_attention(
     del chances
     weights = dropout(weights, drop)
     out = matmul(weights, values, False, "v" in copied and times == 1)
-    out = clone(transpose(out, 1, 2))
-    return out, weights
+    out = transpose(out, 1, 2)
+    return (out if ops.is_one(q.shape[2]) else clone(out)), weights
 
 
 def sdpa_attention(
@@ -95,7 +95,7 @@ def sdpa_attention(
     cut = which == "flash" and v.shape[-1] % 8 != 0
     copied = which == "math" or cut or (which in ("cudnn", "flash", "cpu") and "q" not in strided)
     out = transpose(out, 1, 2)
-    return (clone(out) if copied else out), None
+    return (clone(out) if copied and not ops.is_one(q.shape[2]) else out), None
 
 
 def lowered_like(x: Tensor) -> Tensor:

@@ -172,10 +172,11 @@ class Decoder:
         tape.component = "embedding"
         self.embed_tokens = self.make_embedding(vocab, hidden)
         tape.component = "blocks"
-        mode = run.step.checkpointing
-        kinds = [(self.layer_kind(i), mode.treats(i)) for i in range(self.config["num_hidden_layers"])]
+        mode, first, numbers = run.step.checkpointing, self.first_block(), range(self.config["num_hidden_layers"])
+        kinds = [(self.layer_kind(i), first is not None and mode.treats(first + i)) for i in numbers]
         self.stack = Stack(tape, kinds, self.make_layer)
-        put_on(tape, self.stack.blocks, mode)
+        if first is not None:
+            put_on(tape, [(first + index, layer) for index, layer in self.stack.blocks], mode)
         self.norm = self.make_norm(tape, "norm", hidden)
         self.rotary_emb = self.make_rotary()
         tape.component = "head"
@@ -184,6 +185,10 @@ class Decoder:
             self.head_weight = tape.setup.parameter(tape, "lm_head.weight", (vocab, hidden))
 
     make_norm: Any = RMSNorm
+
+    def first_block(self) -> int | None:
+        """Number of the first layer among the blocks that the step's checkpointing counts; None where it counts none."""
+        return 0
 
     def make_embedding(self, vocab: int, hidden: int) -> Embedding:
         """The table of tokens."""
