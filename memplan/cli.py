@@ -102,6 +102,9 @@ def estimate(
     """Say by formulas what a step needs: static memory, what a sample adds, the peak of each phase, what fits."""
     if method not in ("formulas", "trace"):
         raise MemplanError(f"Unknown method {method!r}.", "Type --method formulas or --method trace.")
+    if method == "formulas" and ":" in (step["model"] or "") and not sweep and not explain:
+        _say(["No formula knows a model of your own: its states are counted and its activations traced."])
+        method = "trace"
     if method == "trace":
         trace(**step, gpu=gpu, device=device, gate=gate, plot=None, entry=None, output=output)
         return

@@ -22,6 +22,4 @@ def uncovered(run: RunSpec) -> str:
     for name, values in UNKNOWN.items():
         if getattr(step, name) in values:
             return f"{name} {getattr(step, name)}"
-    if step.sharding.kind != "single":
-        return f"parallel {step.parallel}"
     return ""

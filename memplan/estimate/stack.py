@@ -55,6 +55,7 @@ class Stack:
             tape.copies = outer * copies
             modules = [make(number) for number in numbers]
             self.blocks += zip(numbers, modules, strict=True)
+            tape.blocks += modules
             self.units.append((modules, copies))
         tape.copies = outer
 
@@ -64,7 +65,7 @@ class Stack:
         for modules, copies in self.units:
             start, before, on_host = len(tape.allocs), weakref.ref(x.storage), tape.host_bytes
             for module in modules:
-                x = call(module, x)
+                x = call(module, x) if tape.sharding is None else tape.sharding.around(module, call, x)
             if copies > 1:
                 gone = before() is None
                 x = self.repeat(x, modules, copies, start, gone=gone)
@@ -110,10 +111,6 @@ def repeat_backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]
     tape, modules = node.info
     node.saved = []
     saved.clear()
-    for module in modules if tape.keeps_grads else ():
-        for parameter in module.parameters():
-            if parameter.requires_grad and parameter.others is None and parameter.copies > 1:
-                parameter.others = tape.allocate(
-                    "gradient", parameter.shape, parameter.dtype, category="grads", copies=parameter.copies - 1
-                )
+    if tape.keeps_grads:
+        tape.sharding.repeat(modules)
     return list(grads)

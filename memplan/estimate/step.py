@@ -13,6 +13,7 @@ from memplan.estimate.model import LanguageModel
 from memplan.estimate.molmo2 import Molmo2
 from memplan.estimate.ops import scale
 from memplan.estimate.setup import Setup, autocast_dtype
+from memplan.estimate.sharding import make_sharding
 from memplan.estimate.tape import Storage, Tape, Tensor
 from memplan.estimate.update import AnyUpdate, make_update, trainable
 from memplan.spec.run import RunSpec
@@ -35,6 +36,7 @@ def new_tape(run: RunSpec) -> Tape:
     on_cuda = run.device.rules == "cuda"
     tape = Tape(run.device.rules, generation=generation, workspace_bytes=WORKSPACE_BYTES[generation[0]] * on_cuda)
     tape.setup = Setup.of(run)
+    tape.sharding = make_sharding(tape, run.step)
     return tape
 
 
@@ -54,13 +56,14 @@ def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
     model = build(tape, run)
     tape.part = ""
     batch = make_batch(tape, run, sizes)
-    update = make_update(tape, step, trainable(tape))
+    update = make_update(tape, step, tape.sharding.prepare(trainable(tape)))
     for thread in ("forward", "backward"):  # taken in the first step already
         tape.stay(f"cublas workspace of the {thread} thread", tape.workspace_bytes)
     mean = accumulate(tape, run, model, batch, sizes, update)
     if step.update == "step":
         tape.mark("optimizer")
         update()
+        tape.sharding.finish_step()
     tape.mark("end")
     del mean
     return tape
@@ -87,6 +90,7 @@ def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: Batch, update: AnyUpd
     tape.mark("backward")
     scaled = update.scaled(loss)
     tape.backward(scaled)
+    tape.sharding.finish_backward()
     del scaled
     return loss.alias()
 
@@ -96,7 +100,9 @@ def chunk_loss(tape: Tape, run: RunSpec, model: Any, batch: Batch) -> Tensor:
     step = run.step
     tape.mark("forward")
     tape.autocast = autocast_dtype(step)
+    tape.sharding.enter()
     hidden = [model.forward(batch)]
+    tape.sharding.leave()
     tape.mark("loss")
     loss = summed_loss(tape, hidden, model.head, batch, kind=step.loss_kind, parts=step.loss_chunks)
     tape.leave_autocast()
@@ -111,5 +117,6 @@ def write_forward(run: RunSpec, samples: int) -> tuple[Tape, Tensor]:
     model = build(tape, run)
     tape.part = ""
     batch = make_batch(tape, run, Sizes.of(run))
+    tape.sharding.prepare(trainable(tape))
     tape.stay("cublas workspace of the forward thread", tape.workspace_bytes)
     return tape, chunk_loss(tape, run, model, chunk_of(batch, samples))

@@ -181,6 +181,10 @@ class Tape:
         """The same copies in blocks that others speak for."""
         self.setup: Any = None
         """How the step makes parameters."""
+        self.sharding: Any = None
+        """This rank's share of the model; None where there is one rank."""
+        self.blocks: list[Any] = []
+        """The modules of all stacks, in the order of forward."""
         self.frame: Any = None
         """The checkpointed region that runs now, if one does."""
         self.policy: Any = None
@@ -262,7 +266,10 @@ class Tape:
 
     def parameter(self, name: str, shape: Shape, dtype: str, *, trains: bool) -> Parameter:
         """A parameter of the module that is being built."""
-        storage = self.allocate("parameter", shape, dtype, category="params", copies=self.copies)
+        if self.sharding is None:
+            storage = self.allocate("parameter", shape, dtype, category="params", copies=self.copies)
+        else:
+            storage, dtype = self.sharding.parameter(shape, dtype, self.copies)
         parameter = Parameter(storage, shape, dtype, name=name, component=self.component, copies=self.copies)
         parameter.requires_grad = trains
         self.parameters.append(parameter)
