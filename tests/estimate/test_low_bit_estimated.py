@@ -1,4 +1,4 @@
-"""Sizes of low-bit tensors, equal to those that bitsandbytes and torchao make; left out where they are not installed."""
+"""Sizes of low-bit tensors, equal to those that bitsandbytes and torchao make, where they are installed."""
 
 from typing import Any
 

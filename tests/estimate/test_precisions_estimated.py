@@ -13,8 +13,7 @@ from memplan.estimate.step import write_step
 from memplan.spec.step import PRECISIONS
 
 STEPS: dict[str, dict[str, Any]] = {
-    "scaled and clipped": {"precision": "fp16", "clip": 1.0},
-    "scaled over fp32 copies": {"precision": "fp16-masters", "optimizer": "sgd", "chunks": 2},
+    "scaled and clipped": {"precision": "fp16", "clip": 1.0, "optimizer": "adamw-foreach", "lora": "8:q+v"},
     "scaled under autocast, dropped out": {"precision": "fp16-mixed", "dropout": 0.1, "ckpt": "full"},
 }
 
