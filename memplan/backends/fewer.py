@@ -46,7 +46,7 @@ class Fewer:
             times = 1
             for stack in self.stacks:
                 block = stack.block(name)
-                if block is not None and stack.unit(block) == 1:
+                if block is not None and stack.unit(block) == stack.inner.start:
                     times += stack.added
             total += size * times
         return total

@@ -22,7 +22,7 @@ UNITS = 4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """A list of blocks, some of which repeat: `UNITS` units of `period` blocks from block `first` on. What stands
-    before them belongs to the first unit, what stands behind them to the last."""
+    before them is a unit of its own, and so is what stands behind them."""
 
     path: str
     """Path of the container: `decoder.blocks`."""
@@ -40,9 +40,22 @@ class Stack:
         """Units to insert."""
         return (self.wanted - self.traced) // self.period
 
+    @property
+    def num_units(self) -> int:
+        """Units in the trace."""
+        return self.inner.stop + 1 + (self.traced > self.first + UNITS * self.period)
+
+    @property
+    def inner(self) -> range:
+        """The units that are compared: those that repeat, without their first and their last."""
+        start = (self.first > 0) + 1
+        return range(start, start + UNITS - 2)
+
     def unit(self, block: int) -> int:
         """The unit of a block in the trace."""
-        return min(max((block - self.first) // self.period, 0), UNITS - 1)
+        if block < self.first:
+            return 0
+        return min((self.first > 0) + (block - self.first) // self.period, self.num_units - 1)
 
     def block(self, path: str) -> int | None:
         """The number of the block that `path` leads into."""
@@ -94,9 +107,9 @@ def grow(trace: Trace, stack: Stack) -> Trace | None:
     for run in runs:
         if run.sweep is not None and run.unit is not None:
             stories[run.sweep, run.unit] = story(trace, run, births, stack)
-    inner = range(1, UNITS - 1)
+    inner = stack.inner
     numbers = {sweep for sweep, _ in stories}
-    if any(stories[sweep, unit] != stories[sweep, 1] for sweep in numbers for unit in inner):
+    if any(stories[sweep, unit] != stories[sweep, inner[0]] for sweep in numbers for unit in inner):
         return None
     for run in runs:  # outside of sweeps, only the ends of the stack may be spoken of
         if run.sweep is None and any(
@@ -115,13 +128,13 @@ def sweeps(trace: Trace, stack: Stack) -> list[Run] | None:
         runs.append(Run(unit, start, end))
         start = end
     found: list[Run] = []
-    number, at, last = 0, 0, UNITS - 1
+    number, at, last = 0, 0, stack.num_units - 1
     while at < len(runs):
         if runs[at].unit is None:
             found.append(runs[at])
             at += 1
             continue
-        group = runs[at : at + UNITS]
+        group = runs[at : at + stack.num_units]
         order = [run.unit for run in group]
         if order not in (list(range(last + 1)), list(range(last, -1, -1))):
             # What lies beside the stack frees tensors of its ends, such as the last block's output.
@@ -133,7 +146,7 @@ def sweeps(trace: Trace, stack: Stack) -> list[Run] | None:
             continue
         found += [replace(run, sweep=number) for run in group]
         number += 1
-        at += UNITS
+        at += stack.num_units
     return found
 
 
@@ -151,7 +164,20 @@ def unit_numbers(trace: Trace, stack: Stack) -> list[int | None]:
     for event, place in zip(trace.events, trace.places, strict=True):
         number = unit(place)
         numbers.append(unit(trace.allocs[max(event, ~event)].module) if number is None else number)
+    fill_building(numbers, trace.marks[0].at)
     return numbers
+
+
+def fill_building(numbers: list[int | None], end: int) -> None:
+    """Gives the temporaries of a block that is being built, before event `end`, its unit: they are in no module yet."""
+    last = None
+    for at in range(end):
+        number = numbers[at]
+        if number is None:
+            continue
+        if last is not None and numbers[last] == number:
+            numbers[last:at] = [number] * (at - last)
+        last = at
 
 
 def birth_places(trace: Trace, runs: list[Run]) -> dict[int, Birth]:
@@ -214,7 +240,7 @@ class Builder:
 
     def build(self, runs: list[Run]) -> Trace:
         """The longer trace."""
-        last, added = UNITS - 1, self._stack.added
+        inner, added = self._stack.inner, self._stack.added
         for sweep, group in itertools.groupby(runs, key=lambda run: run.sweep):
             members = list(group)
             if sweep is None:
@@ -222,10 +248,12 @@ class Builder:
                     self._copy(run, 0)
                 continue
             by_unit = {run.unit: run for run in members}
-            new_units = range(last + added + 1)
+            new_units = range(self._stack.num_units + added)
             for unit in new_units if members[0].unit == 0 else reversed(new_units):
                 # The ends are their own; every unit between them is as the first inner one.
-                template = 0 if unit == 0 else last if unit == last + added else 1
+                template = unit if unit < inner.start else max(inner.start, unit - added)
+                if template in inner:
+                    template = inner.start
                 self._copy(by_unit[template], unit - template)
         for mark in self._marks.pop(len(self._old.events), []):
             self._new.marks.append(replace(mark, at=len(self._new.events)))
@@ -249,7 +277,7 @@ class Builder:
             elif ~event in self._births:
                 sweep, unit, ordinal = self._births[~event]
                 # Outside of sweeps only ends are spoken of; the last one has moved by what was added.
-                step = shift if run.sweep is not None else self._stack.added * (unit > 0)
+                step = shift if run.sweep is not None else self._stack.added * (unit >= self._stack.inner.stop)
                 new.events.append(~self._inside.pop((sweep, unit + step, ordinal)))
             else:
                 new.events.append(~self._outside.pop(~event))

@@ -30,8 +30,12 @@ class ModulePaths:
             self._names[id(module)] = path
 
     def enter(self, module: nn.Module, *, forward: bool) -> None:
-        """`module` begins to run; in a `forward` its nodes are its own."""
-        self._running.append(self._names.get(id(module), type(module).__name__))
+        """`module` begins to run; in a `forward` its nodes are its own. One that the model has under no name is called
+        by its class, below the module that runs it."""
+        name = self._names.get(id(module))
+        if name is None:
+            name = ".".join(filter(None, (self.running, type(module).__name__)))
+        self._running.append(name)
         self._note(forward)
 
     def leave(self, *, forward: bool) -> None:
