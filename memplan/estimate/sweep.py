@@ -13,6 +13,8 @@ from memplan.spec.run import RunSpec
 
 ARRAYS = ("batch", "chunks", "seq")
 """Axes whose values are told together."""
+Point = tuple[int, int, int]
+"""Batch, chunks and length."""
 
 
 def sweep(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -29,20 +31,27 @@ def sweep(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str,
         raise MemplanError("No batch of the sweep divides into its chunks.", "Sweep batch=8:64:8 with chunks=1,2,4.")
     for chosen in itertools.product(*others.values()):
         levers = dict(zip(others, chosen, strict=True))
-        peaks: dict[tuple[int, int, int], int] = {}
-        for several in (False, True):  # a step of one chunk, and of more
-            part = [point for point in grid if (point[1] > 1) is several]
-            if not part:
-                continue
+        peaks: dict[Point, int] = {}
+        for part in told_together(grid, levers.get("ckpt", run.step.ckpt)):
             like = replaced(run, levers | dict(zip(ARRAYS, part[0], strict=True)))
             for parts, seq in {point[1:] for point in part}:  # what no step can be is refused before any number is said
                 replaced(run, levers | {"batch": parts, "chunks": parts, "seq": seq})
-            batch, parts, seq = (np.array(column, dtype=np.int64) for column in zip(*part, strict=True))
+            batch, parts, seq = (
+                column[0] if len(part) == 1 else np.array(column, dtype=np.int64) for column in zip(*part, strict=True)
+            )
             sizes = Sizes(batch=batch, micro_batch=batch // parts, seq=seq)
             found = np.broadcast_to(peak_bytes(write_step(like, sizes)), len(part))
             peaks |= {point: int(peak) for point, peak in zip(part, found, strict=True)}
         for point in grid:
             yield dict(zip(ARRAYS, point, strict=True)) | levers | {"peak_allocated_bytes": peaks[point]}
+
+
+def told_together(grid: list[Point], ckpt: str) -> list[list[Point]]:
+    """Points of one ledger: those of one chunk, and those of more; each alone where the host takes what is large."""
+    if ckpt == "offload":
+        return [[point] for point in grid]
+    parts = ([point for point in grid if (point[1] > 1) is several] for several in (False, True))
+    return [part for part in parts if part]
 
 
 def replaced(run: RunSpec, levers: dict[str, Any]) -> RunSpec:
