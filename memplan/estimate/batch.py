@@ -6,6 +6,7 @@ Letters: `B` batch, `S` sequence, `T` image tokens of a sample, `p` patches pool
 import dataclasses
 from typing import Any
 
+from memplan.estimate.families import config_of
 from memplan.estimate.ops import narrow
 from memplan.estimate.setup import DTYPES
 from memplan.estimate.tape import Shape, Tape, Tensor
@@ -34,7 +35,10 @@ class Sizes:
 
 def make_batch(tape: Tape, run: RunSpec, sizes: Sizes) -> Batch:
     """The batch of the whole step, alive throughout."""
-    fields = text_fields(run, sizes) | image_fields(run, sizes)
+    if run.step.workload == "classify":
+        fields = labelled_images(run, sizes)
+    else:
+        fields = text_fields(run, sizes) | image_fields(run, sizes)
     return {name: tape.new(name, shape, dtype, category="other") for name, (shape, dtype) in fields.items()}
 
 
@@ -55,9 +59,11 @@ def text_fields(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
 
 
 def image_fields(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
-    """The same of the fields that speak of images, of memplan's own models."""
+    """The same of the fields that speak of images."""
     vision, connector, images = run.model.vision, run.model.connector, run.step.images
-    if vision is None or connector is None or not images or run.model.impl != "memplan":
+    if run.model.impl == "hf":
+        return hf_image_fields(run, sizes)
+    if vision is None or connector is None or not images:
         return {}
     num_tokens = run.model.image_tokens(images)
     return {
@@ -65,6 +71,37 @@ def image_fields(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
         "pooled_idx": ((sizes.batch, num_tokens, connector.pool), "int64"),
         "image_index": ((sizes.batch, num_tokens), "int64"),
         "image_mask": ((sizes.batch, sizes.seq), "bool"),
+    }
+
+
+def hf_image_fields(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
+    """The same of transformers' models, which ask for the kind of each token even where there are no images."""
+    vision, connector, images = run.model.vision, run.model.connector, run.step.images
+    if vision is None or connector is None:
+        return {}
+    fields: dict[str, tuple[Shape, str]] = {"token_types": ((sizes.batch, sizes.seq), "int64")}
+    if not images:
+        return fields
+    config = config_of(run)
+    if config["model_type"] != "molmo2":  # images as they are
+        part = config["vision_config"]
+        shape = sizes.batch, images, part["num_channels"], part["image_size"], part["image_size"]
+        return fields | {"pixels": (shape, "float32")}
+    return fields | {
+        "pixels": ((sizes.batch, images, vision.num_patches, vision.patch_dim), "float32"),
+        "pooled_idx": ((sizes.batch, run.model.image_tokens(images), connector.pool), "int64"),
+        "grids": ((sizes.batch, images, 4), "int64"),
+    }
+
+
+def labelled_images(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
+    """The same of whole images with a class each."""
+    config = config_of(run)
+    vision = config.get("vision_config", config)
+    size = vision["image_size"]
+    return {
+        "labels": ((sizes.batch, 1), "int64"),
+        "pixels": ((sizes.batch, vision["num_channels"], size, size), "float32"),
     }
 
 

@@ -472,6 +472,17 @@ def mean_last(x: Tensor) -> Tensor:
     return tape.link(node, tape.make("mean", ((*x.shape[:-1], 1), x.dtype)))
 
 
+def mean(x: Tensor, dim: int) -> Tensor:
+    """Mean over one dimension, which goes; backward divides an expanded view."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
+        return [tape.new("div", node.info, grads[0].dtype)]
+
+    node = tape.record("mean", (x,), backward, info=x.shape)
+    return tape.link(node, tape.make("mean", ((*x.shape[:dim], *x.shape[dim + 1 :]), x.dtype)))
+
+
 def total(x: Tensor, *dims: int, keepdim: bool = False) -> Tensor:
     """Sum over `dims`, over all where none is named; backward expands."""
     (x,) = for_autocast("sum", x)

@@ -93,6 +93,26 @@ def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor, op: str = "_grouped_m
     return tape.link(node, tape.make(op, ((rows.shape[0], weight.shape[-1]), rows.dtype)))
 
 
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Images x [B, C, h, w] by patches that do not overlap, weight [O, C, p, p] -> [B, O, h / p, w / p]: saves images
+    and weight. The kernels' own workspaces, which cuDNN chooses by measuring, are left out."""
+    x, weight, bias = lowered(x), cast_weight(weight), cast_weight(bias)
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        shapes, dtype = node.info, grads[0].dtype
+        wanted = [edge is not None for edge in node.edges]
+        return [
+            tape.new("convolution_backward", shape, dtype) if one else None
+            for shape, one in zip(shapes, wanted, strict=True)
+        ]
+
+    inputs = (x, weight, bias)
+    node = tape.record("convolution", inputs, backward, (x, weight), info=[tensor.shape for tensor in inputs])
+    (B, _, height, width), (O, _, down, right) = x.shape, weight.shape
+    return tape.link(node, tape.make("convolution", ((B, O, height // down, width // right), x.dtype)))
+
+
 def embedding(table: Tensor, tokens: Tensor) -> Tensor:
     """Rows of table [V, H] for tokens [...]: saves the tokens; backward makes a whole table."""
     tape = table.tape

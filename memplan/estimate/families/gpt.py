@@ -4,11 +4,11 @@ Locals live as long as those of models/gpt2/modeling_gpt2.py and models/gpt_neox
 batch, `S` sequence, `H` hidden, `A` heads, `D` head size, `F` feed-forward.
 """
 
-import json
 from typing import Any
 
 from memplan.estimate import ops
 from memplan.estimate.checkpoint import put_on
+from memplan.estimate.families import config_of
 from memplan.estimate.families.hf_attention import Rope, attend, causal_mask, position_ids, rotated
 from memplan.estimate.families.hf_decoder import Decoder, RotaryEmbedding, activated, head_dim
 from memplan.estimate.losses import Head
@@ -65,8 +65,8 @@ class Gpt2Mlp(Module):
     def __init__(self, tape: Tape, config: dict[str, Any]) -> None:
         super().__init__(tape, "mlp")
         width = config["n_embd"]
-        ffn = config.get("n_inner") or 4 * width
-        self.act = config.get("activation_function", "gelu_new")
+        ffn = config["n_inner"] or 4 * width
+        self.act = config["activation_function"]
         self.c_fc = Conv1D(tape, "c_fc", ffn, width)
         self.c_proj = Conv1D(tape, "c_proj", width, ffn)
 
@@ -106,7 +106,7 @@ class Gpt2:
 
     def __init__(self, tape: Tape, run: RunSpec) -> None:
         self.tape = tape
-        self.config: dict[str, Any] = json.loads(run.model.config)
+        self.config = config_of(run)
         self.kind = run.step.attention
         width, vocab, layers = (self.config[key] for key in ("n_embd", "vocab_size", "n_layer"))
         tape.component = "embedding"
@@ -153,7 +153,7 @@ class NeoXAttention(Module):
     def __init__(self, tape: Tape, config: dict[str, Any], kind: str) -> None:
         super().__init__(tape, "attention")
         self.kind = kind
-        width, bias = config["hidden_size"], config.get("attention_bias", True)
+        width, bias = config["hidden_size"], config["attention_bias"]
         self.size = width // config["num_attention_heads"]
         self.query_key_value = Linear(tape, "query_key_value", width, 3 * width, bias=bias)
         self.dense = Linear(tape, "dense", width, width, bias=bias)
@@ -185,7 +185,7 @@ class NeoXMlp(Module):
     def __init__(self, tape: Tape, config: dict[str, Any]) -> None:
         super().__init__(tape, "mlp")
         width, ffn = config["hidden_size"], config["intermediate_size"]
-        self.act = config.get("hidden_act", "gelu")
+        self.act = config["hidden_act"]
         self.dense_h_to_4h = Linear(tape, "dense_h_to_4h", width, ffn, bias=True)
         self.dense_4h_to_h = Linear(tape, "dense_4h_to_h", ffn, width, bias=True)
 
@@ -200,7 +200,7 @@ class NeoXLayer(Module):
 
     def __init__(self, tape: Tape, config: dict[str, Any], kind: str) -> None:
         super().__init__(tape, "layers")
-        self.parallel = config.get("use_parallel_residual", True)
+        self.parallel = config["use_parallel_residual"]
         width = config["hidden_size"]
         self.input_layernorm = LayerNorm(tape, "input_layernorm", width)
         self.post_attention_layernorm = LayerNorm(tape, "post_attention_layernorm", width)
