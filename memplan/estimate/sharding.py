@@ -36,6 +36,9 @@ class Sharding:
         """What the optimizer of this rank steps on, once the model is built."""
         return trainable
 
+    def begin_chunk(self, *, last: bool) -> None:
+        """A chunk begins, the step's last one or another."""
+
     def enter(self) -> None:
         """A forward begins."""
 
@@ -71,17 +74,20 @@ class Ddp(Sharding):
             if not one.idle:
                 bucket = self.tape.allocate("bucket", one.shape, one.dtype, category="comm", copies=one.copies)
                 self.tape.kept.append(bucket)
-        if self.how.view:
-            self.tape.on_grad = self.moved
         return trainable
+
+    def begin_chunk(self, *, last: bool) -> None:
+        """Gradients become views in the backward that averages them, the last one's."""
+        self.tape.on_grad = self.moved if self.how.view and last else None
 
     def moved(self, parameter: Parameter) -> None:
         """Leaves a gradient in its bucket alone."""
         parameter.grad = Tensor(parameter.storage, parameter.shape, parameter.dtype)
+        parameter.others = None
 
     def repeat(self, modules: list[Any]) -> None:
         """Nothing beside the buckets where gradients are views."""
-        if not self.how.view:
+        if self.tape.on_grad is None:
             super().repeat(modules)
 
 

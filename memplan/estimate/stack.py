@@ -81,7 +81,8 @@ class Stack:
         casts = {cast.storage.index: cast.storage for cast in tape.casts.values()}
         for index in range(start, len(tape.allocs)):
             alloc = tape.allocs[index]
-            if alloc.died or index == own or alloc.category:
+            kept = not alloc.category or alloc.op == "unsharded"  # what FSDP2 keeps whole from forward to backward
+            if alloc.died or index == own or not kept:
                 continue
             other = more(tape, alloc, copies - 1)
             if index in casts:
