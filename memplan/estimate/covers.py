@@ -6,7 +6,6 @@ from memplan.estimate.families import FAMILIES
 from memplan.spec.run import RunSpec
 
 UNKNOWN = {
-    "workload": ("prefix-suffix", "distill"),
     "compile": ("on",),
 }
 """Values of the step's levers that only the trace knows."""

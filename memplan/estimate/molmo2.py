@@ -168,6 +168,8 @@ class Molmo2:
         self.vision = VisionTower(tape, run)
         tape.component = "connector"
         self.connector = Connector(tape, run)
+        for parameter in tape.parameters if not run.step.images else ():
+            parameter.idle = parameter.component in ("vision", "connector")
 
     @property
     def head(self) -> Head:
