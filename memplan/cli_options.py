@@ -54,7 +54,7 @@ STEP: dict[str, Any] = {
         "Over several devices, a batch for each: ddp, ddp:view, zero1, zero2, fsdp2, fsdp2:OPTIONS with + between: "
         "keep, keep-last, noprefetch, offload, param-bf16, reduce-fp32, reduce-bf16.",
     ),
-    "world": _option(int, "world", "Devices; memory is that of one of them."),
+    "world": _option(int, "world", "Devices; batch and memory are those of one of them."),
     "compile": _option(str, "compile", "Blocks by torch.compile: off, on; several cross."),
 }
 """What a step is made of."""
