@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from memplan.estimate.engine import BY_ATTRIBUTE
 from memplan.estimate.modules import Module
 from memplan.estimate.tape import Alloc, HostBytes, Node, Storage, Tape, Tensor
 
@@ -87,7 +88,7 @@ class Stack:
             other = more(tape, alloc, copies - 1)
             if index in casts:
                 tape.cast_others.append(other)
-            if node is not None and (index not in casts or sys.getrefcount(casts[index]) > 3):
+            if node is not None and (index not in casts or sys.getrefcount(casts[index]) > BY_ATTRIBUTE + 1):
                 node.saved.append(other)
         del casts
         if node is None:

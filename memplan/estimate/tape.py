@@ -10,144 +10,17 @@ whole steps with the trace, tests/estimate/test_agreement.py.
 """
 
 import math
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 from memplan.dtypes import ELEMENT_BYTES
+from memplan.estimate.engine import run_backward
+from memplan.estimate.tensors import Alloc, Backward, Holder, Node, Parameter, Shape, Storage, Tensor
+
+__all__ = ["Alloc", "Holder", "HostBytes", "Node", "Parameter", "Shape", "Storage", "Tape", "Tensor"]
 
 CUDA_BLOCK_BYTES = 512
 """The allocator rounds each request up to this. Source: kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp."""
-
-Shape = tuple[int, ...]
-Grads = Sequence["Tensor | None"]
-Backward = Callable[["Node", list[Any], list[Any]], Grads]
-"""(node, saved tensors, gradients of its outputs) -> gradients of its inputs."""
-
-
-class Alloc:
-    """One storage, from the op that made it to its end."""
-
-    __slots__ = ("category", "copies", "died", "dtype", "num_bytes", "op", "part", "phase", "shape")
-
-    def __init__(self, num_bytes: int, op: str, part: str, phase: str, shape: Shape, dtype: str) -> None:
-        self.num_bytes = num_bytes
-        """Bytes as the allocator counts them, of all its copies."""
-        self.op = op
-        self.part = part
-        """Path of the module, the number of a block left out."""
-        self.phase = phase
-        self.shape = shape
-        self.dtype = dtype
-        self.category = ""
-        """Empty until settled."""
-        self.died = ""
-        """Phase in which it ended, empty while it lives."""
-        self.copies = 1
-        """Equal storages that it stands for."""
-
-
-class Storage:
-    """Memory that ends with its last reference."""
-
-    __slots__ = ("__weakref__", "index", "tape")
-
-    def __init__(self, tape: "Tape", index: int) -> None:
-        self.tape = tape
-        self.index = index
-
-    def __del__(self) -> None:
-        self.tape.end(self.index)
-
-
-class Tensor:
-    """Shape and dtype over a storage; views share one."""
-
-    __slots__ = ("__weakref__", "dense", "dtype", "is_view", "node", "place", "requires_grad", "shape", "slot", "storage")
-
-    def __init__(self, storage: Storage, shape: Shape, dtype: str, *, dense: bool = True) -> None:
-        self.storage = storage
-        self.shape = shape
-        self.dtype = dtype
-        self.dense = dense
-        """Whether it has its elements to itself; an expanded tensor has not."""
-        self.is_view = False
-        """Whether it holds on to the tensor that it is a view of."""
-        self.place: tuple[Any, ...] = ()
-        """Which part of its storage it is, and how turned, where that is not told by its shape."""
-        self.node: Node | None = None
-        self.slot = 0
-        self.requires_grad = False
-
-    @property
-    def tape(self) -> "Tape":
-        """Where it is noted."""
-        return self.storage.tape
-
-    @property
-    def numel(self) -> int:
-        """Elements."""
-        return math.prod(self.shape)
-
-    @property
-    def width(self) -> int:
-        """Bytes of an element."""
-        return ELEMENT_BYTES[self.dtype]
-
-    def alias(self, shape: Shape | None = None, *, dense: bool | None = None) -> "Tensor":
-        """The same memory under `shape`, without history."""
-        other = Tensor(
-            self.storage,
-            self.shape if shape is None else shape,
-            self.dtype,
-            dense=self.dense if dense is None else dense,
-        )
-        other.is_view = shape is not None or self.is_view
-        other.place = self.place
-        return other
-
-
-class Parameter(Tensor):
-    """A leaf that may train; `copies` equal ones in the blocks that it speaks for."""
-
-    __slots__ = ("component", "copies", "grad", "idle", "name", "others", "state")
-
-    def __init__(self, storage: Storage, shape: Shape, dtype: str, *, name: str, component: str, copies: int) -> None:
-        super().__init__(storage, shape, dtype)
-        self.name = name
-        self.component = component
-        self.copies = copies
-        self.grad: Tensor | None = None
-        self.others: Storage | None = None
-        """Gradients of the other copies."""
-        self.state: list[Storage] = []
-        """What an optimizer keeps for it."""
-        self.idle = False
-        """Whether no gradient ever comes, though it trains: optimizers leave such parameters alone."""
-
-
-class Node:
-    """What backward does for one op."""
-
-    __slots__ = ("backward", "dtypes", "edges", "info", "name", "part", "saved", "seq")
-
-    def __init__(
-        self, name: str, seq: int, edges: tuple[Any, ...], saved: list[Any], backward: Backward, info: Any, part: str
-    ) -> None:
-        self.name = name
-        self.seq = seq
-        self.edges = edges
-        self.saved = saved
-        self.backward = backward
-        self.info = info
-        self.part = part
-        self.dtypes: list[str] = []
-        """Of its outputs, which their gradients take."""
-
-    def __lt__(self, other: "Node") -> bool:
-        return self.seq > other.seq
 
 
 class Tape:
@@ -306,77 +179,7 @@ class Tape:
 
     def backward(self, root: Tensor) -> None:
         """Runs backward from a scalar."""
-        assert root.node is not None
-        self.grad_enabled, self.thread = False, "backward"
-        pending = dependencies(root.node)
-        seed = self.new("ones_like", root.shape, root.dtype)  # which the caller of backward holds
-        buffers: dict[Any, list[Any]] = {root.node: [seed]}
-        ready = [root.node]
-        del root
-        part = self.part
-        while ready:
-            node = heappop(ready)
-            self.part = node.part
-            outs = self.run(node, buffers.pop(node))
-            for number, edge in enumerate(node.edges):
-                if edge is None:
-                    continue
-                target, slot = edge
-                grad, outs[number] = outs[number], None
-                pending[target] -= 1
-                if grad is not None:
-                    self.add_up(buffers, target, slot, grad)
-                    del grad
-                if pending[target] or target not in buffers:
-                    continue
-                if isinstance(target, Parameter):
-                    self.accumulate(target, buffers.pop(target))
-                else:
-                    heappush(ready, target)
-            del target, edge, node
-        self.part = part
-        self.grad_enabled, self.thread = True, "forward"
-
-    def run(self, node: Node, grads: list[Any]) -> list[Any]:
-        """Gradients of a node's inputs, in their dtypes; what it saved is let go."""
-        saved = [one.unpack(self) if isinstance(one, Holder) else one for one in node.saved]
-        outs = list(node.backward(node, saved, grads))
-        grads.clear()
-        saved.clear()
-        node.saved = []
-        for number, edge in enumerate(node.edges):
-            grad = outs[number]
-            if edge is None or grad is None:
-                continue
-            wanted = edge[0].dtype if isinstance(edge[0], Parameter) else edge[0].dtypes[edge[1]]
-            if grad.dtype != wanted:
-                outs[number] = None
-                outs[number] = self.new("to", grad.shape, wanted)
-            del grad
-        return outs
-
-    def add_up(self, buffers: dict[Any, list[Any]], target: Any, slot: int, grad: Tensor) -> None:
-        """Adds `grad` to what has come to `target` before, in place where nobody else holds that."""
-        buffer = buffers.setdefault(target, [])
-        while len(buffer) <= slot:
-            buffer.append(None)
-        old = buffer[slot]
-        if old is None:
-            buffer[slot] = grad
-        elif old.is_view or not (old.dense and sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2):
-            buffer[slot] = self.new("add", old.shape, old.dtype)
-
-    def accumulate(self, parameter: Parameter, buffer: list[Any]) -> None:
-        """Makes `buffer`'s gradient the parameter's, or adds it to the one there is."""
-        grad = buffer.pop()
-        if parameter.grad is None:
-            if not grad.dense or sys.getrefcount(grad) > 2:
-                grad = self.new("clone", grad.shape, grad.dtype)
-            self.allocs[grad.storage.index].category = "grads"
-            parameter.grad = grad
-        del grad
-        if self.on_grad is not None:
-            self.on_grad(parameter)
+        run_backward(self, root)
 
 
 class HostBytes:
@@ -390,33 +193,3 @@ class HostBytes:
 
     def __del__(self) -> None:
         self.tape.host_bytes -= self.num_bytes
-
-
-class Holder:
-    """The place of a tensor that a checkpointed region makes again."""
-
-    __slots__ = ("__weakref__", "frame", "number")
-
-    def __init__(self, frame: Any, number: int) -> None:
-        self.frame = frame
-        self.number = number
-
-    def unpack(self, tape: Tape) -> Tensor:
-        """The tensor, made again if it is not there."""
-        tensor: Tensor = self.frame.unpack(tape, self.number)
-        return tensor
-
-
-def dependencies(root: Node) -> Counter[Any]:
-    """How many gradients each node and parameter below `root` waits for."""
-    counts: Counter[Any] = Counter()
-    seen, stack = {root}, [root]
-    while stack:
-        for edge in stack.pop().edges:
-            if edge is None:
-                continue
-            counts[edge[0]] += 1
-            if edge[0] not in seen and not isinstance(edge[0], Parameter):
-                seen.add(edge[0])
-                stack.append(edge[0])
-    return counts
