@@ -38,7 +38,9 @@ def make_norm(tape: Tape, name: str, spec: DecoderSpec, kind: str) -> Module:
 class Attention(Module):
     """Grouped-query attention [B, S, H] -> [B, S, H]."""
 
-    def __init__(self, tape: Tape, spec: DecoderSpec, *, attention: str, norm: str, index: int, store: dict[int, Any]) -> None:  # fmt: skip
+    def __init__(
+        self, tape: Tape, spec: DecoderSpec, *, attention: str, norm: str, index: int, store: dict[int, Any]
+    ) -> None:
         super().__init__(tape, "attn")
         self.spec = spec
         self.kind = attention
@@ -226,7 +228,9 @@ def make_mlp(tape: Tape, spec: DecoderSpec) -> Module:
 class Block(Module):
     """Norm, attention, residual; norm, feed-forward, residual."""
 
-    def __init__(self, tape: Tape, spec: DecoderSpec, *, attention: str, norm: str, index: int, store: dict[int, Any]) -> None:  # fmt: skip
+    def __init__(
+        self, tape: Tape, spec: DecoderSpec, *, attention: str, norm: str, index: int, store: dict[int, Any]
+    ) -> None:
         super().__init__(tape, "block")
         self.dropout = tape.setup.dropout
         self.attn_norm = make_norm(tape, "attn_norm", spec, norm)

@@ -11,8 +11,6 @@ blocks that run, each of which stands for its equals.
 from collections.abc import Callable
 from typing import Any
 
-from memplan.estimate.ops import to
-from memplan.estimate.setup import DTYPES
 from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
 from memplan.spec.step import StepSpec
 
@@ -171,196 +169,15 @@ class GradientSharding(Sharding):
             self.reduce(number)
 
 
-class Group:
-    """Parameters that FSDP2 gathers and reduces together: those of a block, or what the root holds itself."""
-
-    def __init__(self, sharding: "Fsdp", parameters: list[Parameter]) -> None:
-        self.sharding = sharding
-        self.parameters = parameters
-        self.shares = {one: sharding.shares[one] for one in parameters}
-        self.flat: Storage | None = None
-        self.whole: list[Storage] = []
-        self.done = True
-
-    @property
-    def numel(self) -> int:
-        """Elements of this rank's part."""
-        return sum(share.numel for share in self.shares.values())
-
-    def gather(self) -> None:
-        """Sends for the other ranks' parts, into a buffer of all of them."""
-        if self.whole or self.flat is not None:
-            return
-        tape, how, copies = self.sharding.tape, self.sharding.how, []
-        if how.offload:
-            copies += [tape.allocate("copy", one.shape, one.dtype) for one in self.shares.values()]
-        dtype = self.parameters[0].dtype
-        if any(one.dtype != dtype for one in self.shares.values()):
-            copies.append(tape.allocate("to", (self.numel,), dtype))
-        self.flat = tape.allocate("all_gather", (self.numel * self.sharding.world,), dtype, category="comm")
-        copies.clear()
-
-    def wait(self) -> None:
-        """Puts the parts into whole parameters; the buffer is the caller's to let go."""
-        tape, world = self.sharding.tape, self.sharding.world
-        if not self.whole:
-            self.whole = [
-                tape.allocate("unsharded", (share.numel * world,), one.dtype, category="comm")
-                for one, share in self.shares.items()
-            ]
-
-    def reduce(self) -> None:
-        """Sums the gradients over the ranks, of which this one keeps its part."""
-        self.done = True
-        grads = [one for one in self.parameters if one.grad is not None]
-        if not grads:
-            return
-        tape, sharding = self.sharding.tape, self.sharding
-        dtype = sharding.reduce_dtype or grads[0].dtype
-        numel = sum(self.shares[one].numel for one in grads)
-        sharding.reducing = None
-        buffer = tape.allocate("reduce_scatter_input", (numel * sharding.world,), dtype, category="comm")
-        last = grads[-1].grad
-        for one in grads:
-            one.grad = None
-        out = tape.new("reduce_scatter", (numel,), dtype, category="grads")
-        del last
-        stored = self.shares[grads[0]].dtype
-        if stored != dtype:
-            out = tape.new("to", (numel,), stored, category="grads")
-        sharding.reducing = buffer
-        if sharding.how.offload:
-            return
-        for one in grads:
-            mine = self.shares[one]
-            if mine.grad is None:
-                mine.grad = out.alias(mine.shape)
-
-
-class Fsdp(Sharding):
-    """FSDP2: parameters, gradients and states split by rows; a block's parameters are whole while it runs."""
-
-    def __init__(self, tape: Tape, step: StepSpec) -> None:
-        super().__init__(tape, step)
-        self.param_dtype = DTYPES.get(self.how.param_dtype, "")
-        self.reduce_dtype = DTYPES.get(self.how.reduce_dtype, "")
-        self.shares: dict[Parameter, Parameter] = {}
-        self.gathered: Storage | None = None
-        self.reducing: Storage | None = None
-        self.forward_done = False
-        self.groups: dict[int, Group] = {}
-        self.order: list[Group] = []
-
-    def parameter(self, shape: Shape, dtype: str, copies: int) -> tuple[Storage, str]:
-        """This rank's rows, which wait on the host where they are offloaded."""
-        rows = (0,) if self.how.offload else self.part_of(shape)
-        storage = self.tape.allocate("parameter", rows, dtype, category="params", copies=copies)
-        return storage, self.param_dtype or dtype
-
-    def part_of(self, shape: Shape) -> Shape:
-        """A rank's rows of a parameter, padded."""
-        return (-(-shape[0] // self.world), *shape[1:])
-
-    def prepare(self, trainable: list[Parameter]) -> list[Parameter]:
-        """Groups the parameters: each block's, and the root's."""
-        stored = self.tape.setup.dtype
-        self.shares = {one: share(one, self.part_of(one.shape), stored) for one in self.tape.parameters}
-        inside: set[Parameter] = set()
-        for module in self.tape.blocks:
-            group = Group(self, module.parameters())
-            inside.update(group.parameters)
-            self.groups[id(module)] = group
-            self.order.append(group)
-        self.root = Group(self, [one for one in self.tape.parameters if one not in inside])
-        return [] if self.how.offload else [self.shares[one] for one in trainable]
-
-    def enter(self) -> None:
-        """Gathers the root, which stays whole to the end of backward."""
-        self.root.gather()
-        self.root.wait()
-        self.gathered, self.root.flat = self.root.flat, None
-
-    def leave(self) -> None:
-        """Lets the last buffer go."""
-        self.gathered = None
-
-    def around(self, module: Any, call: Callable[[Any, Tensor], Tensor], x: Tensor) -> Tensor:
-        """Gathers a block's parameters for its call, lets them go, and again in backward."""
-        group = self.groups[id(module)]
-        group.gather()
-        group.wait()
-        self.gathered, group.flat = group.flat, None
-        if self.param_dtype:
-            x = to(x, self.param_dtype)
-        x = self.noted("post_backward", x, group)
-        x = call(module, x)
-        if not (self.how.keep or (self.how.keep_last and group is self.order[-1])):
-            group.whole.clear()
-        group.done = False
-        return self.noted("pre_backward", x, group)
-
-    def noted(self, name: str, x: Tensor, group: Group) -> Tensor:
-        """`x` behind a node that tells when its gradient is there."""
-        act = self.after if name == "post_backward" else self.before
-
-        def backward(node: Any, saved: list[Any], grads: list[Any]) -> list[Any]:
-            act(group)
-            return list(grads)
-
-        node = self.tape.record(name, (x,), backward)
-        return x if node is None else self.tape.link(node, x.alias())
-
-    def before(self, group: Group) -> None:
-        """A block's backward begins: its parameters are whole again, and the block before it is sent for."""
-        group.gather()
-        group.wait()
-        group.flat = None
-        if self.how.prefetch and (number := self.order.index(group)) > 0:
-            self.order[number - 1].gather()
-
-    def after(self, group: Group) -> None:
-        """A block's backward is over."""
-        group.whole.clear()
-        group.reduce()
-
-    def repeat(self, modules: list[Any]) -> None:
-        """A rank's part of the other copies' gradients."""
-        if self.how.offload:
-            return
-        for one in [one for module in modules for one in module.parameters()]:
-            mine = self.shares[one]
-            if one.requires_grad and mine.others is None and mine.copies > 1:
-                mine.others = self.tape.allocate(
-                    "reduce_scatter", mine.shape, mine.dtype, category="grads", copies=mine.copies - 1
-                )
-
-    def finish_backward(self) -> None:
-        """Reduces what no input's gradient told of, and the root."""
-        for group in self.order:
-            if not group.done:
-                self.after(group)
-            group.flat = None
-        self.after(self.root)
-        self.reducing = None
-
-
 def share(one: Parameter, shape: Shape, dtype: str, *, copies: int | None = None) -> Parameter:
     """What a rank holds of a parameter, in the same storage."""
     mine = Parameter(
-        one.storage, shape, dtype, name=one.name, component=one.component, copies=one.copies if copies is None else copies
+        one.storage,
+        shape,
+        dtype,
+        name=one.name,
+        component=one.component,
+        copies=one.copies if copies is None else copies,
     )
     mine.requires_grad = one.requires_grad
     return mine
-
-
-KINDS: dict[str, type[Sharding]] = {
-    "single": Sharding, "ddp": Ddp, "zero1": StateSharding, "zero2": GradientSharding, "fsdp2": Fsdp,
-}  # fmt: skip
-"""By the kinds of `spec.parallel`."""
-
-
-def make_sharding(tape: Tape, step: StepSpec) -> Sharding:
-    """This rank's share of a step."""
-    return KINDS[step.sharding.kind](tape, step)
-
-

@@ -13,7 +13,7 @@ from memplan.estimate.model import LanguageModel
 from memplan.estimate.molmo2 import Molmo2
 from memplan.estimate.ops import scale
 from memplan.estimate.setup import Setup, autocast_dtype
-from memplan.estimate.sharding import make_sharding
+from memplan.estimate.sharding_fsdp import make_sharding
 from memplan.estimate.tape import Storage, Tape, Tensor
 from memplan.estimate.update import AnyUpdate, make_update, trainable
 from memplan.spec.run import RunSpec

@@ -148,7 +148,9 @@ class Tape:
         self.parameters.append(parameter)
         return parameter
 
-    def record(self, name: str, inputs: Iterable[Tensor | None], backward: Backward, saves: Any = (), info: Any = None) -> Node | None:  # fmt: skip
+    def record(
+        self, name: str, inputs: Iterable[Tensor | None], backward: Backward, saves: Any = (), info: Any = None
+    ) -> Node | None:
         """The node of an op on `inputs` that saves `saves`; None where nothing asks for gradients."""
         if not self.grad_enabled:
             return None
