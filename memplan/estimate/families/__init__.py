@@ -25,7 +25,6 @@ FAMILIES: dict[str, str] = {
     "deepseek_v3": "deepseek:DeepseekV3",
     "qwen3_5_text": "qwen3_5:Qwen3_5",
     "molmo2": "molmo2:Molmo2",
-    "molmo2": "molmo2:Molmo2",
     "bert": "bert:Bert",
     "vit": "encoders:Vit",
     "siglip": "encoders:Siglip",
