@@ -61,7 +61,9 @@ class Setup:
         return self.rank if wanted else 0
 
     def check_adapters(self) -> None:
-        """MemplanError where a name that an adapter was asked for is that of no linear made since."""
+        """MemplanError where the linears made since have not the names that adapters were asked for, or are none."""
+        if self.rank and not self.linears:
+            raise MemplanError("The blocks have no linear beside which an adapter could stand.", "Leave --lora out.")
         for name in self.adapted:
             if name not in self.linears:
                 raise MemplanError(f"No linear of the blocks is called {name!r}.", near_names(name, self.linears))

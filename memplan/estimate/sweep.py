@@ -36,10 +36,9 @@ def sweep(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str,
             like = replaced(run, levers | dict(zip(ARRAYS, part[0], strict=True)))
             for parts, seq in {point[1:] for point in part}:  # what no step can be is refused before any number is said
                 replaced(run, levers | {"batch": parts, "chunks": parts, "seq": seq})
-            batch, parts, seq = (
-                column[0] if len(part) == 1 else np.array(column, dtype=np.int64) for column in zip(*part, strict=True)
-            )
-            sizes = Sizes(batch=batch, micro_batch=batch // parts, seq=seq)
+            columns: list[Any] = [np.array(column, dtype=np.int64) for column in zip(*part, strict=True)]
+            batch, chunks_of, seq = part[0] if len(part) == 1 else columns
+            sizes = Sizes(batch=batch, micro_batch=batch // chunks_of, seq=seq)
             found = np.broadcast_to(peak_bytes(write_step(like, sizes)), len(part))
             peaks |= {point: int(peak) for point, peak in zip(part, found, strict=True)}
         for point in grid:

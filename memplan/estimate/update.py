@@ -78,7 +78,7 @@ def make_update(tape: Tape, step: StepSpec, params: list[Parameter]) -> AnyUpdat
 
 
 class Masters:
-    """An fp32 copy of each parameter, which the optimizer steps on."""
+    """An fp32 copy of each parameter, which the optimizer steps on; one that is in fp32 is its own."""
 
     def __init__(self, tape: Tape, params: list[Parameter]) -> None:
         self.tape = tape
@@ -87,8 +87,9 @@ class Masters:
 
     def copy_of(self, parameter: Parameter) -> Parameter:
         """The copy of a parameter and of those that it speaks for."""
-        shape, copies = parameter.shape, parameter.copies
-        storage = self.tape.allocate("master", shape, "float32", category="optimizer", copies=copies)
+        shape, copies, storage = parameter.shape, parameter.copies, parameter.storage
+        if parameter.dtype != "float32":
+            storage = self.tape.allocate("master", shape, "float32", category="optimizer", copies=copies)
         copy = Parameter(storage, shape, "float32", name=parameter.name, component=parameter.component, copies=copies)
         copy.idle = parameter.idle
         return copy
@@ -100,6 +101,9 @@ class Masters:
         lower than that of the last block.
         """
         for parameter, copy in zip(self.params, self.copies, strict=True):
+            if parameter.dtype == "float32":
+                copy.grad, copy.others = parameter.grad, parameter.others
+                parameter.grad = parameter.others = None
             if parameter.others is not None:
                 parameter.others = None
                 copy.others = self.tape.allocate("to", copy.shape, "float32", category="grads", copies=copy.copies - 1)

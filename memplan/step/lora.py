@@ -29,6 +29,7 @@ class LoraLinear(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, dropout: float) -> None:
         super().__init__()
         self.base = base
+        self.in_features, self.out_features = base.in_features, base.out_features  # which routers read
         dtype = base.weight.dtype
         self.down = nn.Parameter(torch.empty(rank, base.in_features, dtype=dtype))
         self.up = nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype))
@@ -45,7 +46,7 @@ def add_adapters(model: nn.Module, step: StepSpec) -> None:
     """Freezes `model` and gives adapters to the linears that `step.lora` names, in every block.
 
     A name is that of the attribute which holds the linear, whole: `q` for `blocks.0.attn.q`. MemplanError with the
-    names that there are when one matches no linear.
+    names that there are when one matches no linear, and where there are none (GPT-2's are of a class of their own).
     """
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -55,6 +56,8 @@ def add_adapters(model: nn.Module, step: StepSpec) -> None:
             for name, child in parent.named_children():
                 if isinstance(child, nn.Linear):
                     linears.setdefault(name, []).append((parent, name, child))
+    if not linears:
+        raise MemplanError("The blocks have no linear beside which an adapter could stand.", "Leave --lora out.")
     for name in step.lora_names or tuple(linears):
         if name not in linears:
             raise MemplanError(f"No linear of the blocks is called {name!r}.", near_names(name, linears))
