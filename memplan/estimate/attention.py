@@ -4,6 +4,7 @@ Letters: `B` batch, `S` queries, `T` keys, `A` query heads, `K` key/value heads,
 Source: sdp_utils.cpp (choice), attention.cpp and attention_backward.cu (tensors), torch 2.13.
 """
 
+import math
 from typing import Any
 
 from memplan.estimate import ops
@@ -57,14 +58,18 @@ def sdpa(
         mask = ops.narrow(ops.pad_last(mask, -(-mask.shape[-1] // 8) * 8), -1, mask.shape[-1])
     size = q.shape[-1]
     if which != "flash" or size % 8 == 0:
-        return fused(which, q, k, v, mask, draws=drop > 0)
+        copies = int(which == "flash" and "q" not in strided)
+        return fused(which, q, k, v, mask, draws=drop > 0, copies=copies)
     wide = -(-size // 8) * 8
     q, k, v = ops.pad_last(q, wide), ops.pad_last(k, wide), ops.pad_last(v, wide)
-    return ops.narrow(fused(which, q, k, v, mask, draws=drop > 0), -1, size)
+    return ops.narrow(fused(which, q, k, v, mask, draws=drop > 0, copies=2), -1, size)
 
 
-def fused(which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, draws: bool = False) -> Tensor:
-    """The kernel `which`; no policy keeps what it `draws`."""
+def fused(
+    which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, draws: bool = False, copies: int = 0
+) -> Tensor:
+    """The kernel `which`; no policy keeps what it `draws`. `copies`: how many of its output and that one's gradient lie
+    in memory as its backward does not read them."""
     tape = q.tape
     B, A, S, _ = q.shape
     names = {
@@ -79,7 +84,8 @@ def fused(which: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, d
         q, k, v = saved[:3]
         outs = [tape.new(f"{op}_backward", t.shape, t.dtype) for t in (q, k, v)]
         if tape.rules == "cuda":
-            tape.hidden(f"{op}_backward", *backward_temps(which, q, k, v))
+            copied = [q.width * math.prod((B, A, S, v.shape[-1]))] * copies
+            tape.hidden(f"{op}_backward", *copied, *backward_temps(which, q, k, v))
         return [*outs, None]
 
     node = tape.record(op, (q, k, v, mask), backward, (q, k, v, mask))

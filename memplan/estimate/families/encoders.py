@@ -210,7 +210,7 @@ class PoolingHead(Module):
         self.mlp = Mlp(tape, config)
 
     def forward(self, x: Tensor) -> Tensor:
-        probe = self.tape.make("repeat", ((x.shape[0], 1, x.shape[2]), self.probe.dtype))
+        probe = clone(expand(self.probe, x.shape[0], 1, x.shape[2]))
         x = self.attended(probe, x)
         residual = x
         x = self.layernorm(x)
