@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memplan.analysis.published import PublishedPair
     from memplan.ladder.runner import Climb, Note
     from memplan.record.explain import BlockPolicy
+    from memplan.spec.published import Published
 
 REPORTS = Path("reports")
 """Where climbs without `--out` go, below the current folder."""
@@ -212,6 +213,19 @@ def calibrate(folders: Sequence[Path]) -> tuple[tuple[RungResult, ...], "Agreeme
     return rows, agreement(rows)
 
 
+def estimated_published(row: "Published") -> int | None:
+    """What the formulas say about the step of a published figure; None where nobody wrote it for them."""
+    from memplan.backends.scripted import load
+    from memplan.estimate.script import peak_of_script
+
+    if row.sizes is not None:
+        build = load(*row.sizes)
+        return peak_of_script(
+            build, row.arguments, row.device, steady=row.window == "steady", above_start=row.above_start
+        )
+    return None if row.question is None else estimate(row.question, row.device)[0].peak_allocated_bytes
+
+
 def published(folders: Sequence[Path], *, say: Callable[[str], None]) -> "tuple[PublishedPair, ...]":
     """Published figures of some folders against trace and estimate, the worst first; `say` hears each row's name."""
     from memplan.analysis.published import PublishedPair, peak_of, worst_first
@@ -226,7 +240,6 @@ def published(folders: Sequence[Path], *, say: Callable[[str], None]) -> "tuple[
     pairs = []
     for row in rows:
         say(row.name)
-        asked = None if row.question is None else estimate(row.question, row.device)[0].peak_allocated_bytes
         traced = peak_of(trace_published(row), row.reads)
-        pairs.append(PublishedPair(row=row, traced_bytes=traced, estimated_bytes=asked))
+        pairs.append(PublishedPair(row=row, traced_bytes=traced, estimated_bytes=estimated_published(row)))
     return worst_first(pairs)

@@ -32,20 +32,22 @@ def counted() -> tuple[int, int, int]:
 BY_NAME, BY_LIST_AND_NAME, BY_ATTRIBUTE = counted()
 
 
-def run_backward(tape: "Tape", root: Tensor) -> None:
-    """Runs backward from a scalar."""
+def run_backward(tape: "Tape", root: Tensor, seed: Tensor | None, *, retain: bool) -> None:
+    """Runs backward from a scalar, or from a tensor whose gradient is `seed`."""
     assert root.node is not None
     tape.grad_enabled, tape.thread = False, "backward"
     pending = dependencies(root.node)
-    seed = tape.new("ones_like", root.shape, root.dtype)  # which the caller of backward holds
-    buffers: dict[Any, list[Any]] = {root.node: [seed]}
+    if seed is None:
+        seed = tape.new("ones_like", root.shape, root.dtype)  # which the caller of backward holds
+    first = seed if seed.dtype == root.dtype else tape.new("to", seed.shape, root.dtype)
+    buffers: dict[Any, list[Any]] = {root.node: [first]}
     ready = [root.node]
-    del root
+    del root, first
     part = tape.part
     while ready:
         node = heappop(ready)
         tape.part = node.part
-        outs = run_node(tape, node, buffers.pop(node))
+        outs = run_node(tape, node, buffers.pop(node), retain=retain)
         for number, edge in enumerate(node.edges):
             if edge is None:
                 continue
@@ -66,16 +68,20 @@ def run_backward(tape: "Tape", root: Tensor) -> None:
     tape.grad_enabled, tape.thread = True, "forward"
 
 
-def run_node(tape: "Tape", node: Node, grads: list[Any]) -> list[Any]:
+def run_node(tape: "Tape", node: Node, grads: list[Any], *, retain: bool) -> list[Any]:
     """Gradients of a node's inputs, in their dtypes; what it saved is let go."""
     saved = [one.unpack(tape) if isinstance(one, Holder) else one for one in node.saved]
+    if not retain:
+        node.saved = []
     outs = list(node.backward(node, saved, grads))
     grads.clear()
     saved.clear()
-    node.saved = []
     for number, edge in enumerate(node.edges):
+        if edge is None:
+            outs[number] = None
+            continue
         grad = outs[number]
-        if edge is None or grad is None:
+        if grad is None:
             continue
         wanted = edge[0].dtype if isinstance(edge[0], Parameter) else edge[0].dtypes[edge[1]]
         if grad.dtype != wanted:

@@ -39,10 +39,12 @@ def mm(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
         left, right = saved
+        saved.clear()
         grad, shapes = grads[0], node.info
         workspace(grad)
         of_rows = None if right is None else tape.make("mm", (shapes[0], grad.dtype))
         of_matrix = None if left is None else tape.make("mm", (shapes[1], grad.dtype))
+        del left, right  # the engine sums when the op has returned
         of_bias = tape.new("sum", shapes[2], grad.dtype) if len(node.edges) > 2 and node.edges[2] is not None else None
         return [of_rows, of_matrix, of_bias]
 
@@ -91,6 +93,19 @@ def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor, op: str = "_grouped_m
     saves = (rows if own or weight.requires_grad else None, weight if own or rows.requires_grad else None, ends)
     node = tape.record(op, (rows, weight, ends), backward, saves, info=(rows.shape, weight.shape))
     return tape.link(node, tape.make(op, ((rows.shape[0], weight.shape[-1]), rows.dtype)))
+
+
+def avg_pool2d(x: Tensor, size: int) -> Tensor:
+    """Means of squares of x [B, C, h, w] that do not overlap: saves x; backward makes the whole again."""
+    tape = x.tape
+    B, C, h, w = x.shape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [tape.new("avg_pool2d_backward", node.info, grads[0].dtype)]
+
+    node = tape.record("avg_pool2d", (x,), backward, (x,), info=x.shape)
+    out: Tensor = tape.link(node, tape.make("avg_pool2d", ((B, C, h // size, w // size), x.dtype)))
+    return out
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -253,9 +268,9 @@ def nll_loss(probs: Tensor, labels: Tensor) -> Tensor:
     tape = probs.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
-        return [tape.new("nll_loss_backward", node.info, "float32")]
+        return [tape.new("nll_loss_backward", *node.info)]
 
-    node = tape.record("nll_loss", (probs,), backward, (probs, labels), info=probs.shape)
+    node = tape.record("nll_loss", (probs,), backward, (probs, labels), info=(probs.shape, probs.dtype))
     out, weight = tape.make("nll_loss_forward", ((), "float32"), ((), "float32"))
     return tape.link(node, out, saved=(weight,))
 

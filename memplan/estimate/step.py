@@ -16,6 +16,7 @@ from memplan.estimate.setup import Setup, autocast_dtype
 from memplan.estimate.sharding_fsdp import make_sharding
 from memplan.estimate.tape import Storage, Tape, Tensor
 from memplan.estimate.update import AnyUpdate, make_update, trainable
+from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
 from memplan.units import MIB
 
@@ -29,12 +30,16 @@ WORKSPACE_BYTES = {8: 8_519_680, 9: 32 * MIB, 10: 32 * MIB, 12: 32 * MIB}
 aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13."""
 
 
+def tape_of(device: DeviceSpec) -> Tape:
+    """An empty ledger under the rules of `device`."""
+    generation = next((pair for start, pair in GENERATIONS.items() if device.name.startswith(start)), (9, 0))
+    workspace_bytes = WORKSPACE_BYTES[generation[0]] if device.rules == "cuda" else 0
+    return Tape(device.rules, generation=generation, workspace_bytes=workspace_bytes)
+
+
 def new_tape(run: RunSpec) -> Tape:
-    """An empty ledger under the rules of `run`'s device."""
-    name = run.device.name
-    generation = next((pair for start, pair in GENERATIONS.items() if name.startswith(start)), (9, 0))
-    on_cuda = run.device.rules == "cuda"
-    tape = Tape(run.device.rules, generation=generation, workspace_bytes=WORKSPACE_BYTES[generation[0]] * on_cuda)
+    """An empty ledger for a step of `run`."""
+    tape = tape_of(run.device)
     tape.setup = Setup.of(run)
     tape.sharding = make_sharding(tape, run.step)
     return tape

@@ -179,9 +179,9 @@ class Tape:
         """What a node holds of a tensor that it saves."""
         return tensor.alias() if self.frame is None else self.frame.pack(tensor)
 
-    def backward(self, root: Tensor) -> None:
-        """Runs backward from a scalar."""
-        run_backward(self, root)
+    def backward(self, root: Tensor, seed: Tensor | None = None, *, retain: bool = False) -> None:
+        """Runs backward from a scalar, or from a tensor whose gradient is `seed`; what was saved stays with `retain`."""
+        run_backward(self, root, seed, retain=retain)
 
 
 class HostBytes:

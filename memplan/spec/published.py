@@ -40,6 +40,11 @@ class Published:
     """What the function is called with."""
     question: Ladder | None
     """The same step as a ladder of one rung, for the estimate; None where no built-in model is like it."""
+    sizes: tuple[Path, str] | None
+    """File and function that write the same step over the estimate's ledger: called with a ledger and the arguments, it
+    returns the step; None where there is none."""
+    above_start: bool
+    """Whether the figure leaves out what was alive when its window began."""
 
     @staticmethod
     def from_toml(path: Path) -> "Published":
@@ -57,9 +62,7 @@ class Published:
         for key, known in (("reads", READS), ("window", WINDOWS)):
             if data[key] not in known:
                 raise MemplanError(f"{path}: unknown {key} {data[key]!r}.", near_names(data[key], known))
-        script, colon, function = data["step"].partition(":")
-        if not colon:
-            raise MemplanError(f"{path}: step is {data['step']!r}.", "Write it like torchtune.py:full_finetune.")
+        script, function = entry(path, "step", data["step"])
         question = data["question"]
         return Published(
             name=path.stem,
@@ -69,11 +72,21 @@ class Published:
             window=data["window"],
             compiled=data["compiled"],
             device=card(data["gpu"]),
-            script=path.parent / script,
+            script=script,
             function=function,
             arguments=data["arguments"],
             question=Ladder.from_dict(question, name=path.stem, origin=str(path)) if question else None,
+            sizes=entry(path, "sizes", data["sizes"]) if data["sizes"] else None,
+            above_start=data["above_start"],
         )
+
+
+def entry(path: Path, key: str, text: str) -> tuple[Path, str]:
+    """File and function of `text`, `torchtune.py:full_finetune`, beside the file at `path`."""
+    script, colon, function = text.partition(":")
+    if not colon:
+        raise MemplanError(f"{path}: {key} is {text!r}.", "Write it like torchtune.py:full_finetune.")
+    return path.parent / script, function
 
 
 KINDS: dict[str, type] = {
@@ -86,6 +99,8 @@ KINDS: dict[str, type] = {
     "step": str,
     "arguments": dict,
     "question": dict,
+    "sizes": str,
+    "above_start": bool,
 }
 DEFAULTS: dict[str, Any] = {
     "reads": "allocated",
@@ -93,6 +108,8 @@ DEFAULTS: dict[str, Any] = {
     "compiled": False,
     "arguments": {},
     "question": {},
+    "sizes": "",
+    "above_start": False,
 }
 
 
