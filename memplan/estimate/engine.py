@@ -39,10 +39,10 @@ def run_backward(tape: "Tape", root: Tensor, seed: Tensor | None, *, retain: boo
     pending = dependencies(root.node)
     if seed is None:
         seed = tape.new("ones_like", root.shape, root.dtype)  # which the caller of backward holds
-    first = seed if seed.dtype == root.dtype else tape.new("to", seed.shape, root.dtype)
+    first = seed if seed.dtype == root.dtype else tape.new("to", seed.shape, root.dtype)  # and the engine this one
     buffers: dict[Any, list[Any]] = {root.node: [first]}
     ready = [root.node]
-    del root, first
+    del root
     part = tape.part
     while ready:
         node = heappop(ready)
