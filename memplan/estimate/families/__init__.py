@@ -23,6 +23,7 @@ FAMILIES: dict[str, str] = {
     "qwen3_moe": "moe:Qwen3Moe",
     "deepseek_v2": "deepseek:DeepseekV2",
     "deepseek_v3": "deepseek:DeepseekV3",
+    "gpt_oss": "gpt_oss:GptOss",
     "qwen3_5_text": "qwen3_5:Qwen3_5",
     "molmo2": "molmo2:Molmo2",
     "bert": "bert:Bert",
@@ -33,6 +34,7 @@ FAMILIES: dict[str, str] = {
     "gpt_neox": "gpt:GptNeoX",
     "gemma2": "gemma:Gemma2",
     "gemma3_text": "gemma:Gemma3",
+    "gemma3": "gemma_vision:Gemma3Vision",
 }
 """`model_type` of a config -> module of this package and its class."""
 

@@ -7,11 +7,24 @@ Letters: `B` batch, `S` sequence, `A` heads, `N` tokens, `E` experts, `G` groups
 from typing import Any
 
 from memplan.estimate import ops
-from memplan.estimate.families.hf_attention import Rope, apply_rotary, attend
+from memplan.estimate.families.hf_attention import Rope, apply_rotary, attend, heads_of
 from memplan.estimate.families.hf_decoder import Decoder, DecoderLayer, Mlp, RMSNorm, RotaryEmbedding, head_dim
-from memplan.estimate.families.hf_experts import Experts, div_in_place
+from memplan.estimate.families.hf_experts import Experts, div_in_place, largest
 from memplan.estimate.modules import Linear, Module
-from memplan.estimate.ops import add, cat, expand, flatten, mul, narrow, scale, shift, split, to, transpose, unsqueeze, view  # fmt: skip
+from memplan.estimate.ops import (  # fmt: skip
+    add,
+    cat,
+    expand,
+    flatten,
+    mul,
+    narrow,
+    scale,
+    shift,
+    split,
+    to,
+    unsqueeze,
+    view,
+)
 from memplan.estimate.products import gather, linear, masked_fill, plain, topk
 from memplan.estimate.tape import Node, Tape, Tensor
 
@@ -113,8 +126,7 @@ class ComplexRotary(RotaryEmbedding):
         ones = plain(angles, "ones_like", (angles.shape, "float32"))
         turns = plain(angles, "polar", ((*angles.shape[:-1], 2 * angles.shape[-1]), "float32"))
         del ones
-        turns = scale(turns)
-        return turns
+        return scale(turns)
 
 
 class Router(Module):
@@ -249,14 +261,6 @@ class DeepseekV2(DeepseekV3):
         return ComplexRotary(self.tape, head_dim(self.config))
 
 
-def heads_of(x: Tensor, size: int) -> Tensor:
-    """x [B, S, A * size] as [B, A, S, size], a view whose gradient, which comes with its heads together, is copied."""
-    tape = x.tape
-    heads = x.shape[-1] // size
-    node = tape.record("view", (x,), lambda node, saved, grads: [tape.new("clone", node.info, grads[0].dtype)], info=x.shape)
-    return tape.link(node, x.alias((x.shape[0], heads, x.shape[1], size)))  # type: ignore[no-any-return]
-
-
 def written(whole: Tensor, part: Tensor) -> Tensor:
     """`whole` with `part` copied into a slice of it; backward copies the gradient, and the slice's out of it.
 
@@ -265,7 +269,7 @@ def written(whole: Tensor, part: Tensor) -> Tensor:
     tape = whole.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
-        shape, part_shape, dtype = node.info
+        shape, part_shape = node.info
         of_whole = tape.new("new_empty_strided", shape, grads[0].dtype)
         of_part = tape.new("clone", part_shape, grads[0].dtype)
         if node.edges[0] is None:
@@ -273,20 +277,6 @@ def written(whole: Tensor, part: Tensor) -> Tensor:
         tape.hidden("zeros_like", of_part.numel * of_part.width)
         return [of_whole, of_part]
 
-    node = tape.record("CopySlices", (whole, part), backward, info=(whole.shape, part.shape, part.dtype))
-    return tape.link(node, whole.alias())  # type: ignore[no-any-return]
-
-
-def largest(x: Tensor) -> Tensor:
-    """The largest along the last dimension, whose place it saves; backward scatters into zeros."""
-    tape = x.tape
-
-    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
-        return [tape.new("value_selecting_reduction_backward", node.info, grads[0].dtype)]
-
-    node = tape.record("max", (x,), backward, info=x.shape)
-    values, places = tape.make("max", (x.shape[:-1], x.dtype), (x.shape[:-1], "int64"))
-    return tape.link(node, values, saved=(places,))  # type: ignore[no-any-return]
-
-
-__all__ = ["DeepseekV2", "DeepseekV3", "LatentAttention", "largest"]
+    node = tape.record("CopySlices", (whole, part), backward, info=(whole.shape, part.shape))
+    linked: Tensor = tape.link(node, whole.alias())
+    return linked

@@ -5,11 +5,13 @@ integrations/sdpa_attention.py, masking_utils.py). Letters: `B` batch, `S` seque
 key/value heads, `D` head size.
 """
 
+from typing import Any
+
 from memplan.estimate import ops
 from memplan.estimate.attention import kernel, sdpa
 from memplan.estimate.ops import add, cat, clone, dropout, expand, mul, narrow, scale, to, transpose, unsqueeze
 from memplan.estimate.products import bmm, lowered
-from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.tape import Node, Tape, Tensor
 
 Rope = tuple[Tensor, Tensor]
 """Cosines and sines."""
@@ -38,6 +40,18 @@ def apply_rotary(q: Tensor, k: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
     cos, sin = unsqueeze(rope[0], 1), unsqueeze(rope[1], 1)
     turned = rotated(q, cos, sin)
     return turned, rotated(k, cos, sin)
+
+
+def heads_of(x: Tensor, size: int) -> Tensor:
+    """x [B, S, A * size] as [B, A, S, size], a view; its gradient, whose heads lie in one piece, is copied."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [tape.new("clone", node.info, grads[0].dtype)]
+
+    node = tape.record("view", (x,), backward, info=x.shape)
+    linked: Tensor = tape.link(node, x.alias((x.shape[0], x.shape[-1] // size, x.shape[1], size)))
+    return linked
 
 
 def repeat_kv(x: Tensor, times: int) -> Tensor:

@@ -118,14 +118,16 @@ def summed(x: Tensor, num: int) -> Tensor:
         return [tape.new("clone", node.info, grads[0].dtype)]
 
     node = tape.record("sum", (x,), backward, info=x.shape)
-    return tape.link(node, tape.make("sum", ((num, x.shape[-1]), x.dtype)))  # type: ignore[no-any-return]
+    linked: Tensor = tape.link(node, tape.make("sum", ((num, x.shape[-1]), x.dtype)))
+    return linked
 
 
 def add_in_place(x: Tensor, y: Tensor) -> Tensor:
     """`x` plus `y` of its shape, in the memory of `x`."""
     tape = x.tape
     node = tape.record("add_", (x, y), lambda node, saved, grads: [grads[0], grads[0]])
-    return tape.link(node, x.alias())  # type: ignore[no-any-return]
+    linked: Tensor = tape.link(node, x.alias())
+    return linked
 
 
 def div_in_place(x: Tensor, y: Tensor) -> Tensor:
@@ -148,4 +150,18 @@ def div_in_place(x: Tensor, y: Tensor) -> Tensor:
 
     copy = tape.make("clone", (x.shape, x.dtype)) if tape.grad_enabled and y.requires_grad else None
     node = tape.record("div_", (x, y), backward, (copy, y), info=((x.shape, x.dtype), (y.shape, y.dtype)))
-    return tape.link(node, x.alias())  # type: ignore[no-any-return]
+    linked: Tensor = tape.link(node, x.alias())
+    return linked
+
+
+def largest(x: Tensor) -> Tensor:
+    """`x.max(-1).values`; saves their places, and backward scatters into zeros."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        return [tape.new("value_selecting_reduction_backward", node.info, grads[0].dtype)]
+
+    node = tape.record("max", (x,), backward, info=x.shape)
+    values, places = tape.make("max", (x.shape[:-1], x.dtype), (x.shape[:-1], "int64"))
+    linked: Tensor = tape.link(node, values, saved=(places,))
+    return linked
