@@ -52,7 +52,7 @@ class Experts(Module):
         back = plain(order, "empty_like", ((n,), "int64"))
         plain(order, "arange", ((n,), "int64"))
         weighted = index(weighted, back)
-        out = summed(weighted, N)
+        out = summed(weighted, N, k)
         del shares, numbers, counts, bias
         return to(out, rows.dtype)
 
@@ -109,13 +109,13 @@ def index(x: Tensor, places: Tensor) -> Tensor:
     return index_select(x, places, "index")
 
 
-def summed(x: Tensor, num: int) -> Tensor:
-    """x [n, H] added up over the k rows of each of `num` tokens; backward repeats the gradient in a copy."""
+def summed(x: Tensor, num: int, k: int) -> Tensor:
+    """x [n, H] added up over the `k` rows of each of `num` tokens; backward repeats the gradient in a copy."""
     (x,) = for_autocast("sum", x)
     tape = x.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
-        return [tape.new("clone", node.info, grads[0].dtype)]
+        return [grads[0] if k == 1 else tape.new("clone", node.info, grads[0].dtype)]
 
     node = tape.record("sum", (x,), backward, info=x.shape)
     linked: Tensor = tape.link(node, tape.make("sum", ((num, x.shape[-1]), x.dtype)))
