@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from memplan.estimate.peak import peak_of
 from memplan.record.fit import SEQ_STEP
+from memplan.spec.model import CLASSIFIERS
 from memplan.spec.run import RunSpec
 
 
@@ -14,41 +15,58 @@ def max_batch(run: RunSpec, gate_bytes: int) -> int:
     With C chunks the batch is a multiple of C.
     """
     chunks = run.step.chunks
-    return chunks * largest(lambda micro_batch: fits(run, gate_bytes, batch=micro_batch * chunks))
+    return chunks * largest(lambda micro_batch: peak_with(run, batch=micro_batch * chunks), gate_bytes)
 
 
-def max_seq(run: RunSpec, gate_bytes: int) -> int:
+def max_seq(run: RunSpec, gate_bytes: int) -> int | None:
     """The longest sample, a multiple of 64 tokens and no longer than the model takes, with which `run`'s batch stays at
-    or under `gate_bytes`; 0 when none does."""
-    most = run.model.decoder.max_positions // SEQ_STEP
+    or under `gate_bytes`; 0 when none does, None where no length is the user's to choose."""
+    if run.model.family in CLASSIFIERS:
+        return None
     first = run.model.image_tokens(run.step.images) // SEQ_STEP + 1
-    found = largest(
-        lambda count: first + count - 1 <= most and fits(run, gate_bytes, seq=(first + count - 1) * SEQ_STEP)
-    )
+    most = run.model.decoder.max_positions // SEQ_STEP - first + 1
+    found = largest(lambda count: peak_with(run, seq=(first + count - 1) * SEQ_STEP), gate_bytes, most=most)
     return (first + found - 1) * SEQ_STEP if found else 0
 
 
-def fits(run: RunSpec, gate_bytes: int, **changes: int) -> bool:
-    """Whether `run` with another size stays at or under `gate_bytes`."""
-    step = dataclasses.replace(run.step, **changes)
-    return bool(peak_of(dataclasses.replace(run, step=step)) <= gate_bytes)
+def peak_with(run: RunSpec, **changes: int) -> int:
+    """The peak of `run` with another size."""
+    return int(peak_of(dataclasses.replace(run, step=dataclasses.replace(run.step, **changes))))
 
 
-def largest(holds: Callable[[int], bool]) -> int:
-    """The largest count from 1 up that `holds`, which holds for all smaller ones; 0 when none does.
+def largest(peak: Callable[[int], int], gate_bytes: int, *, most: int | None = None) -> int:
+    """The largest count from 1 to `most` whose peak is at or under `gate_bytes`; 0 when none is.
 
-    More samples or tokens never need less memory (tests/estimate/test_search.py), so that counting up by doubling and
-    then bisecting finds it.
+    More samples or tokens never need less memory (tests/estimate/test_search.py), and every moment grows linearly or
+    faster, so that the peak is convex: a line through two counts that fit leads to one that fits no more or nearly,
+    and the line between one that fits and one that does not to one that fits.
     """
-    if not holds(1):
+    known: dict[int, int] = {}
+
+    def at(count: int) -> int:
+        if count not in known:
+            known[count] = peak(count)
+        return known[count]
+
+    if most is not None and most < 1 or at(1) > gate_bytes:
         return 0
-    fitting, failing = 1, 2
-    while holds(failing):
-        fitting, failing = failing, 2 * failing
-    while failing - fitting > 1:
-        middle = (fitting + failing) // 2
-        if holds(middle):
-            fitting = middle
+    low, high = 1, 2
+    while (most is None or high <= most) and at(high) <= gate_bytes:
+        slope = (at(high) - at(low)) / (high - low)
+        step = int((gate_bytes - at(high)) / slope) + 1 if slope else high
+        low, high = high, high + max(1, min(step, 63 * high))
+    if most is not None and high > most:
+        if at(most) <= gate_bytes:
+            return most
+        high = most
+    while high - low > 1:
+        rise = at(high) - at(low)
+        middle = low + int((gate_bytes - at(low)) / rise * (high - low)) if rise else low
+        middle = min(max(middle, low + 1), high - 1)
+        if at(middle) > gate_bytes:
+            high = middle
+        elif at(middle + 1) > gate_bytes:
+            return middle
         else:
-            failing = middle
-    return fitting
+            low = middle + 1 if middle + 1 < high else middle
+    return low

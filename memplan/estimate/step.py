@@ -97,6 +97,7 @@ def run_chunk(tape: Tape, run: RunSpec, model: Any, batch: Batch, update: AnyUpd
     scaled = update.scaled(loss)
     tape.backward(scaled)
     tape.sharding.finish_backward()
+    tape.held.clear()
     del scaled
     return loss.alias()
 

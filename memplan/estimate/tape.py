@@ -75,6 +75,8 @@ class Tape:
         self.thread = "forward"
         self.once: set[str] = set()
         """Names of what is allocated once and for good."""
+        self.held: list[Tensor] = []
+        """Logits that whoever called the model still has."""
         self.kept: list[Any] = []
         """What stays for as long as the ledger is written."""
         self._seq = 0
