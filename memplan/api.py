@@ -59,6 +59,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     """What the formulas say about the one rung of `question` on `device`, and whether it fits under the gate, or else
     into the card."""
     from memplan.estimate import estimate as estimated
+    from memplan.estimate.bands import fits
     from memplan.estimate.search import max_batch, max_seq
 
     run = one_run(question, device, verb="estimate")
@@ -72,7 +73,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     return answer, Fit(
         gate_bytes=question.gate_bytes,
         limit_bytes=limit_bytes,
-        fits=answer.peak_allocated_bytes <= limit_bytes,
+        fits=fits(answer.peak_allocated_bytes, limit_bytes, gate=question.gate_bytes is not None),
         max_batch=largest,
         max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes),
         max_seq=max_seq(run, limit_bytes),

@@ -16,7 +16,8 @@ class Fit:
     limit_bytes: int | None
     """The gate, or else what the card has beside CUDA's own context; None when nothing limits."""
     fits: bool | None
-    """Whether the peak stays at or under the limit."""
+    """Whether the peak stays at or under the limit; None where nothing limits, and where an estimate stays under what a
+    card has by less than fragments usually take."""
     max_batch: int | None
     """Largest batch under the limit at the given number of chunks, 0 when none fits."""
     max_batch_unchunked: int | None

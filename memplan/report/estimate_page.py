@@ -109,9 +109,12 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
         return [*lines, "nothing to hold it against: type --gate SIZE to see the largest batch"]
     name = "the gate" if fit.gate_bytes is not None else device.name
     room_bytes = fit.limit_bytes - estimate.peak_allocated_bytes
-    verdict = (
-        f"fits, {format_bytes(room_bytes)} to spare" if fit.fits else f"does not fit, {format_bytes(-room_bytes)} over"
-    )
+    verdict = {
+        True: f"fits, {format_bytes(room_bytes)} to spare",
+        False: f"does not fit, {format_bytes(-room_bytes)} over",
+        None: f"may not fit: {format_bytes(room_bytes)} to spare is less than fragments usually take; memplan trace "
+        "replays the allocator",
+    }[fit.fits]
     lines.append(f"under {format_bytes(fit.limit_bytes)} ({name}): {verdict}")
     if fit.gate_bytes is None and device.context_bytes:
         lines.append(f"CUDA's own context takes {format_bytes(device.context_bytes)} beside it")
