@@ -1,11 +1,16 @@
-"""Witness 1: closed formulas over integers, without torch, in milliseconds.
+"""Witness 1: sizes by closed formulas over a ledger of ops, without torch, in milliseconds.
+
+Each module of a model is written once more over sizes alone (`reference`, `families`); of each op it is written down
+what it makes, what it saves and what its backward makes (`views`, `ops`, `products`, `attention`), and `tape` and
+`engine` know who keeps what for how long. Of equal blocks three are run and the others follow (`stack`). The same words
+serve a script of anybody's (`script`).
 
 Known limits
-    One device. Attention is a fused kernel; where CUDA would take the math path (fp32 with grouped heads, say), the
-    trace knows and the formulas do not. Temporaries inside kernels (attention accumulators, matrix-product workspaces
-    and the CPU's packing buffers for bf16 products) are left out. `uncovered` says for a run what of it the formulas
-    know nothing of: selective, submodule and offload checkpointing, valid-rows and fused losses, prefix-suffix and
-    distill workloads, dropout, LoRA, compiled blocks, and decoders beyond the dense ones.
+    Left out are the slack of large blocks that CUDA's allocator does not split, what cuDNN's attention takes inside
+    itself, the temporary storage of sorts and convolutions, and the CPU's packing buffers for bf16 products. A compiled
+    step is not known (`uncovered` says so), nor is the trace's reserved memory: a band stands for it. Transformers'
+    delta-nets are told on its own torch code; where flash-linear-attention is installed its kernels keep less. In a
+    mixture of experts every token goes to as many rows as the router picks; no capacity drops any.
 """
 
 from memplan.estimate.covers import uncovered
