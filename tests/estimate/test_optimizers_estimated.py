@@ -135,9 +135,6 @@ MORE: dict[str, dict[str, Any]] = {
     ),
 )
 def test_every_optimizer_equals_the_trace_on_either_device(optimizer: str, precision: str, more: str) -> None:
-    levers: dict[str, Any] = {"optimizer": optimizer, "precision": precision}
-    levers |= {"": {}, "update": {"update": "backward"}, "lora": {"lora": "8"}, "clip": {"clip": 1.0, "chunks": 2}}[
-        more
-    ]
+    levers = {"optimizer": optimizer, "precision": precision} | MORE[more]
     for run in (run_of(**levers), on_card(**levers)):
         assert peaks_by_ledger(run) == peaks_by_trace(run)
