@@ -79,6 +79,7 @@ def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int, *, voca
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[run.step.computed]
         teacher = torch.randn(batch, seq, spec.hidden, generator=generator, device="cpu").to(device, dtype)
     if num_tokens:
+        drawn.masked_fill_(drawn == placeholder(run.model), 0)  # drawn by chance
         drawn[:, :num_tokens] = placeholder(run.model)
     labels = drawn[:, 1:]
     if num_tokens:
