@@ -296,8 +296,9 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum; saves nothing."""
     tape = x.tape
 
-    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
-        return [sum_to(grads[0], shape) for shape in node.info]
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        pairs = zip(node.edges, node.info, strict=True)
+        return [None if edge is None else sum_to(grads[0], shape) for edge, shape in pairs]
 
     node = tape.record("add", (x, y), backward, info=(x.shape, y.shape))
     return tape.link(node, tape.make("add", (broadcast(x.shape, y.shape), promoted(x, y))))
