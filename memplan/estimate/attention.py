@@ -135,7 +135,9 @@ def math_attention(
         k, v = repeat_interleave(k, times, 1), repeat_interleave(v, times, 1)
         strided = strided.strip("kv")
     copied = "" if is_one(q.shape[0]) else strided
-    scores = product(q, scale(transpose(k, 2, 3)), "q" in copied, "k" in copied)
+    scaled = scale(transpose(k, 2, 3))
+    scores = product(q, scaled, "q" in copied, "k" in copied)
+    del scaled
     if mask is not None and tape.policy is not None:
         scores = shift(scores)
     chances = softmax(scores, op="_safe_softmax")

@@ -123,6 +123,9 @@ def fused_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 class LayerNorm(Module):
     """torch's layer norm: saves its input, mean and root of each row, fp32 on CUDA and the weight's dtype on the CPU."""
 
+    strided = False
+    """Whether its input's rows do not lie one behind another in memory, so that each call on CUDA reads a copy."""
+
     def __init__(self, tape: Tape, name: str, width: int, *, bias: bool = True) -> None:
         super().__init__(tape, name)
         self.weight = tape.setup.parameter(tape, f"{name}.weight", (width,))
@@ -132,6 +135,7 @@ class LayerNorm(Module):
         tape, weight, bias = self.tape, self.weight, self.bias
         (x,) = for_autocast("layer_norm", x)
         stats = "float32" if tape.rules == "cuda" else weight.dtype
+        copied = [x.numel * x.width] if self.strided and tape.rules == "cuda" else []
 
         def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
             of_x = tape.new("native_layer_norm_backward", saved[0].shape, saved[0].dtype)
@@ -139,6 +143,7 @@ class LayerNorm(Module):
                 None if edge is None else tape.new("native_layer_norm_backward", node.info, weight_dtype)
                 for edge in node.edges[1:]
             ]
+            tape.hidden("native_layer_norm_backward", *copied)
             return [of_x, *vectors]
 
         weight_dtype = weight.dtype
@@ -146,6 +151,7 @@ class LayerNorm(Module):
         node = tape.record("native_layer_norm", inputs, backward, (x, weight), info=weight.shape)
         rows = (*x.shape[:-1], 1)
         out, mean, root = tape.make("native_layer_norm", (x.shape, x.dtype), (rows, stats), (rows, stats))
+        tape.hidden("native_layer_norm", *copied)
         return tape.link(node, out, saved=(mean, root))
 
 

@@ -87,6 +87,7 @@ class Layer(Module):
         self.attention = Attention(tape, config, kind, *names, bias=config.get("qkv_bias", True))
         self.norm_before = LayerNorm(tape, "layernorm_before" if vit else "layer_norm1", width)
         self.norm_after = LayerNorm(tape, "layernorm_after" if vit else "layer_norm2", width)
+        self.norm_before.strided = self.norm_after.strided = not vit  # as the patches' convolution laid them out
         self.mlp = Mlp(tape, config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -255,6 +256,7 @@ class SiglipTower:
         tape.component = whole
         self.encoder = Encoder(tape, config, run, first)
         self.post_layernorm = LayerNorm(tape, "post_layernorm", config["hidden_size"])
+        self.post_layernorm.strided = True
         self.pooling = None
         if config["vision_use_head"]:
             if whole == "blocks":
