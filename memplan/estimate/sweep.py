@@ -7,6 +7,7 @@ from typing import Any
 
 from memplan.errors import MemplanError
 from memplan.estimate.batch import Sizes
+from memplan.estimate.families import RECURRENT, config_of
 from memplan.estimate.reading import peak_bytes
 from memplan.estimate.step import write_step
 from memplan.spec.run import RunSpec
@@ -32,12 +33,14 @@ def sweep(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str,
     for chosen in itertools.product(*others.values()):
         levers = dict(zip(others, chosen, strict=True))
         peaks: dict[Point, int] = {}
-        for part in told_together(grid, levers.get("ckpt", run.step.ckpt)):
+        by_length = run.model.impl == "hf" and config_of(run)["model_type"] in RECURRENT
+        for part in told_together(grid, levers.get("ckpt", run.step.ckpt), by_length=by_length):
             like = replaced(run, levers | dict(zip(ARRAYS, part[0], strict=True)))
             for parts, seq in {point[1:] for point in part}:  # what no step can be is refused before any number is said
                 replaced(run, levers | {"batch": parts, "chunks": parts, "seq": seq})
             columns: list[Any] = [np.array(column, dtype=np.int64) for column in zip(*part, strict=True)]
             batch, chunks_of, seq = part[0] if len(part) == 1 else columns
+            seq = part[0][2] if by_length else seq
             sizes = Sizes(batch=batch, micro_batch=batch // chunks_of, seq=seq)
             found = np.broadcast_to(peak_bytes(write_step(like, sizes)), len(part))
             peaks |= {point: int(peak) for point, peak in zip(part, found, strict=True)}
@@ -45,12 +48,15 @@ def sweep(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str,
             yield dict(zip(ARRAYS, point, strict=True)) | levers | {"peak_allocated_bytes": peaks[point]}
 
 
-def told_together(grid: list[Point], ckpt: str) -> list[list[Point]]:
-    """Points of one ledger: those of one chunk, and those of more; each alone where the host takes what is large."""
+def told_together(grid: list[Point], ckpt: str, *, by_length: bool = False) -> list[list[Point]]:
+    """Points of one ledger: those of one chunk, and those of more, those of one length where the number of ops depends
+    on it (`by_length`); each alone where the host takes what is large."""
     if ckpt == "offload":
         return [[point] for point in grid]
-    parts = ([point for point in grid if (point[1] > 1) is several] for several in (False, True))
-    return [part for part in parts if part]
+    parts: dict[tuple[bool, int], list[Point]] = {}
+    for point in grid:
+        parts.setdefault((point[1] > 1, point[2] if by_length else 0), []).append(point)
+    return list(parts.values())
 
 
 def replaced(run: RunSpec, levers: dict[str, Any]) -> RunSpec:

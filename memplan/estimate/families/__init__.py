@@ -24,6 +24,7 @@ FAMILIES: dict[str, str] = {
     "deepseek_v2": "deepseek:DeepseekV2",
     "deepseek_v3": "deepseek:DeepseekV3",
     "gpt_oss": "gpt_oss:GptOss",
+    "qwen3_5": "qwen3_5_vision:Qwen3_5WithImages",
     "qwen3_5_text": "qwen3_5:Qwen3_5",
     "molmo2": "molmo2:Molmo2",
     "bert": "bert:Bert",
@@ -37,6 +38,8 @@ FAMILIES: dict[str, str] = {
     "gemma3": "gemma_vision:Gemma3Vision",
 }
 """`model_type` of a config -> module of this package and its class."""
+RECURRENT = frozenset(("qwen3_5", "qwen3_5_text"))
+"""Types whose steps have as many parts as the length asks for, so that each length is told alone."""
 
 
 def config_of(run: RunSpec) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Known limits: the delta rule and the causal convolution are told as transformers' own torch code runs them. Where the
 packages flash-linear-attention and causal_conv1d are installed, transformers calls their kernels on CUDA instead, which
-keep far less for backward. The image encoder of Qwen3_5ForConditionalGeneration is not told.
+keep far less for backward.
 
 Letters: `B` batch, `S` sequence, `H` hidden, `A` query heads, `D` head size; of a delta-net `K` key heads, `V` value
 heads, `C` channels of its convolution, `n` parts of 64 tokens.
@@ -233,6 +233,8 @@ class GatedAttention(Attention):
 
 class Layer(DecoderLayer):
     """Norm, delta-net or attention, residual; norm, feed-forward, residual."""
+
+    linear_attn: Module
 
     def forward(self, x: Tensor, mask: Tensor | None, rope: Any, places: Tensor) -> Tensor:
         residual, weights = x, None
