@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.products import cross_entropy as loss_of
 from memplan.estimate.products import linear
 from memplan.estimate.tape import Parameter, Tape, Tensor
@@ -70,10 +70,10 @@ def rms_norm(tape: Tape, *, width: int) -> Step:
     grad = tape.new("randn_like", rows.shape, rows.dtype)
 
     def norm() -> Tensor:
-        x = ops.to(rows, "float32")
+        x = views.to(rows, "float32")
         variance = ops.mean_last(ops.square(x))
         x = ops.mul(x, ops.rsqrt(ops.shift(variance)))
-        return ops.mul(weight, ops.to(x, "bfloat16"))
+        return ops.mul(weight, views.to(x, "bfloat16"))
 
     def step(_other: Parameter = other) -> None:
         tape.backward(norm(), grad, retain=True)

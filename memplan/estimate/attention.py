@@ -7,10 +7,11 @@ Source: sdp_utils.cpp (choice), attention.cpp and attention_backward.cu (tensors
 import math
 from typing import Any
 
-from memplan.estimate import ops
-from memplan.estimate.ops import LOW, clone, dropout, is_one, repeat_interleave, scale, shift, softmax, to, transpose
+from memplan.estimate import views
+from memplan.estimate.ops import dropout, scale, shift, softmax
 from memplan.estimate.products import bmm, lowered
 from memplan.estimate.tape import Node, Tensor
+from memplan.estimate.views import LOW, clone, is_one, repeat_interleave, to, transpose
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float = 0.0) -> str:
@@ -54,15 +55,15 @@ def sdpa(
         return out
     if mask is not None and mask.dtype == "bool" and which != "flash":
         mask = tape.make("where", (mask.shape, q.dtype))
-    if which == "efficient" and mask is not None and ops.is_ragged(mask.shape[-1], 8):
-        mask = ops.narrow(ops.pad_last(mask, -(-mask.shape[-1] // 8) * 8), -1, mask.shape[-1])
+    if which == "efficient" and mask is not None and views.is_ragged(mask.shape[-1], 8):
+        mask = views.narrow(views.pad_last(mask, -(-mask.shape[-1] // 8) * 8), -1, mask.shape[-1])
     size = q.shape[-1]
     if which != "flash" or size % 8 == 0:
         copies = int(which == "flash" and "q" not in strided)
         return fused(which, q, k, v, mask, draws=drop > 0, copies=copies)
     wide = -(-size // 8) * 8
-    q, k, v = ops.pad_last(q, wide), ops.pad_last(k, wide), ops.pad_last(v, wide)
-    return ops.narrow(fused(which, q, k, v, mask, draws=drop > 0, copies=2), -1, size)
+    q, k, v = views.pad_last(q, wide), views.pad_last(k, wide), views.pad_last(v, wide)
+    return views.narrow(fused(which, q, k, v, mask, draws=drop > 0, copies=2), -1, size)
 
 
 def fused(

@@ -7,9 +7,9 @@ import dataclasses
 from typing import Any
 
 from memplan.estimate.families import config_of
-from memplan.estimate.ops import narrow
 from memplan.estimate.setup import DTYPES
 from memplan.estimate.tape import Shape, Tape, Tensor
+from memplan.estimate.views import narrow
 from memplan.spec.run import RunSpec
 
 Batch = dict[str, Tensor]

@@ -1,7 +1,7 @@
 """Keys and values of the tokens so far, connected with the nodes that made them; as `memplan.models.cache`."""
 
-from memplan.estimate.ops import cat
 from memplan.estimate.tape import Tensor
+from memplan.estimate.views import cat
 
 Past = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 """One layer's keys and values [B, K, T, D], piece by piece."""

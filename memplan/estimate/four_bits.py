@@ -8,9 +8,9 @@ here is then an upper bound.
 
 from typing import Any
 
-from memplan.estimate.ops import to
 from memplan.estimate.products import workspace
 from memplan.estimate.tape import Node, Parameter, Shape, Tape, Tensor
+from memplan.estimate.views import to
 
 BLOCK = 64
 """Elements that share a scale."""

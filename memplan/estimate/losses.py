@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.batch import Batch
 from memplan.estimate.checkpoint import region
-from memplan.estimate.ops import cast_weight, flatten, narrow, to
 from memplan.estimate.products import cross_entropy, index_select, linear, log_softmax, nll_loss
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import cast_weight, flatten, narrow, to
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def summed_loss(tape: Tape, hidden: list[Tensor], head: Head, batch: Batch, *, k
         teacher = None if teacher is None else index_select(teacher, index)
         return rows_loss(index_select(rows, index), head, index_select(labels, index), teacher)
     sizes = part_sizes(rows.shape[0], parts)
-    row_parts = ops.split(rows, sizes, 0)
+    row_parts = views.split(rows, sizes, 0)
     label_parts = [narrow(labels, 0, size) for size in sizes]
     teachers = [None if teacher is None else narrow(teacher, 0, size) for size in sizes]
     del rows
@@ -97,8 +97,8 @@ def rows_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | None =
 
 def kl_div(log_probs: Tensor, towards: Tensor) -> Tensor:
     """torch's kl_div, summed: towards * (log(towards) - log_probs)."""
-    own = ops.mul(towards, towards)
-    return ops.total(ops.sub(own, ops.mul(towards, log_probs)))
+    crossed = ops.mul(towards, log_probs)  # the first of both, as compilers order them
+    return ops.total(ops.sub(ops.mul(towards, towards), crossed))
 
 
 def fused_parts(num: Any, hidden: int, vocab: int) -> list[Any]:
@@ -125,8 +125,8 @@ def fused_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | None 
     before, tape.grad_enabled = tape.grad_enabled, False
     for n in fused_parts(R, H, V):
         part = narrow(rows, 0, n)
-        logits = linear(part, ops.view(weight, *weight.shape))
-        towards = None if teacher is None else linear(narrow(teacher, 0, n), ops.view(weight, *weight.shape))
+        logits = linear(part, views.view(weight, *weight.shape))
+        towards = None if teacher is None else linear(narrow(teacher, 0, n), views.view(weight, *weight.shape))
         tape.make("cross_entropy_in_place", ((n,), "float32"))
         del towards
         if of_rows is not None:

@@ -6,18 +6,19 @@ Letters: `B` batch, `S` sequence, `H` hidden, `D` head size, `V` vocabulary.
 from typing import Any
 
 from memplan.errors import MemplanError, near_names
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.attention import causal_mask
 from memplan.estimate.batch import Batch
 from memplan.estimate.cache import KVCache
 from memplan.estimate.checkpoint import put_on
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, Module
-from memplan.estimate.ops import add, to
+from memplan.estimate.ops import add
 from memplan.estimate.products import embedding
 from memplan.estimate.reference import Block, make_norm
 from memplan.estimate.stack import Stack
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import to
 from memplan.spec.run import RunSpec
 
 
@@ -136,7 +137,7 @@ class Decoder:
         need."""
         spec, seen = self.spec, start + size
         cut = 0 < window < seen
-        behind = not ops.is_zero(start) and not ops.is_one(size)
+        behind = not views.is_zero(start) and not views.is_one(size)
         if spec.mask == "causal" and self.run.step.attention == "sdpa" and not behind and not cut:
             return None
         rows = samples if spec.mask == "dense" else 1

@@ -6,11 +6,12 @@ Letters: as in `spec.model`.
 from collections.abc import Callable
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import views
 from memplan.estimate.four_bits import linear_4_bit, nf4_matrix
-from memplan.estimate.ops import add_scaled, dropout, for_autocast, mean_last, mul, rsqrt, shift, square, to
+from memplan.estimate.ops import add_scaled, dropout, mean_last, mul, rsqrt, shift, square
 from memplan.estimate.products import embedding, linear
 from memplan.estimate.tape import Node, Parameter, Tape, Tensor
+from memplan.estimate.views import for_autocast, to
 
 
 class Module:
@@ -164,5 +165,5 @@ class Embedding(Module):
         self.extra = tape.setup.parameter(tape, f"{name}.extra", (extra, width), always=True) if extra else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        table: Tensor = self.weight if self.extra is None else ops.cat((self.weight, self.extra), 0)
+        table: Tensor = self.weight if self.extra is None else views.cat((self.weight, self.extra), 0)
         return embedding(table, tokens)

@@ -5,7 +5,7 @@ Letters: `B` batch, `N` crops, `P` patches of one crop, `T` image tokens of a sa
 them, `h` width of the tower, `A` heads, `D` head size.
 """
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.attention import causal_mask, eager, sdpa
 from memplan.estimate.batch import Batch
 from memplan.estimate.cache import KVCache
@@ -13,11 +13,12 @@ from memplan.estimate.checkpoint import put_on
 from memplan.estimate.losses import Head
 from memplan.estimate.model import Decoder, first_treated
 from memplan.estimate.modules import LayerNorm, Linear, Module
-from memplan.estimate.ops import add, cat, clone, flatten, mul, to, transpose, unflatten_last, unsqueeze
+from memplan.estimate.ops import add, mul
 from memplan.estimate.products import index, scatter_add
 from memplan.estimate.reference import GatedMlp, Mlp
 from memplan.estimate.stack import Stack
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import cat, clone, flatten, to, transpose, unflatten_last, unsqueeze
 from memplan.spec.model import ConnectorSpec, VisionSpec
 from memplan.spec.run import RunSpec
 
@@ -41,8 +42,8 @@ class CrossAttention(Module):
         q = transpose(unflatten_last(self.q(queries), self.head_dim), 1, 2)
         k = transpose(unflatten_last(self.k(context), self.head_dim), 1, 2)
         v = transpose(unflatten_last(self.v(context), self.head_dim), 1, 2)
-        single = ops.is_one(q.shape[2])  # whose heads lie side by side in any order
-        strided = "" if ops.is_one(q.shape[0]) else "kv" if single else "qkv"
+        single = views.is_one(q.shape[2])  # whose heads lie side by side in any order
+        strided = "" if views.is_one(q.shape[0]) else "kv" if single else "qkv"
         if self.kind == "sdpa":
             out = sdpa(q, k, v, mask, causal=False, strided=strided)
         else:
@@ -144,9 +145,9 @@ class Connector(Module):
         valid = flatten(valid, 0, 1)
         count = to(tape.make("sum", ((samples * tokens,), "float32")), patches.dtype)
         queries = ops.div(ops.total(patches, 1, keepdim=True), unsqueeze(unsqueeze(count, 1), 2))
-        pooled = self.pooling(queries, patches, ops.view(valid, samples * tokens, 1, 1, pool))
+        pooled = self.pooling(queries, patches, views.view(valid, samples * tokens, 1, 1, pool))
         del queries, patches, count, valid
-        out: Tensor = self.projector(ops.view(pooled, samples, tokens, pooled.shape[-1]))
+        out: Tensor = self.projector(views.view(pooled, samples, tokens, pooled.shape[-1]))
         return out
 
 
@@ -200,7 +201,7 @@ class Molmo2:
         features = self.vision(flatten(pixels, 0, 1))
         tape.grad_enabled = before
         samples, crops = pixels.shape[:2]
-        return ops.view(features, samples, crops * features.shape[1], features.shape[2])
+        return views.view(features, samples, crops * features.shape[1], features.shape[2])
 
     def mask(self, batch: Batch) -> Tensor | None:
         """The dense mask under which image tokens see one another; None where the decoder makes its own."""

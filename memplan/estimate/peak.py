@@ -66,5 +66,3 @@ def kept_by(run: RunSpec, samples: int) -> tuple[int, int]:
     vocab = run.model.decoder.vocab
     logits = sum(a.num_bytes for a in alive if a.phase == "loss" and len(a.shape) > 1 and a.shape[-1] == vocab)
     return sum(a.num_bytes for a in alive) - logits, logits
-
-

@@ -6,8 +6,9 @@ Letters: `N` rows, `I` inputs, `O` outputs of a linear; `E` experts, `k` experts
 import math
 from typing import Any
 
-from memplan.estimate.ops import FLOATS, cast_weight, flatten, softmax, sum_to, to, transpose, view
+from memplan.estimate.ops import softmax
 from memplan.estimate.tape import Node, Shape, Tensor
+from memplan.estimate.views import FLOATS, cast_weight, flatten, sum_to, to, transpose, view
 
 
 def workspace(x: Tensor) -> None:
@@ -126,6 +127,33 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     node = tape.record("convolution", inputs, backward, (x, weight), info=[tensor.shape for tensor in inputs])
     (B, _, height, width), (O, _, down, right) = x.shape, weight.shape
     return tape.link(node, tape.make("convolution", ((B, O, height // down, width // right), x.dtype)))
+
+
+def conv1d(x: Tensor, weight: Tensor) -> Tensor:
+    """Rows x [B, I, S] by a matrix [O, I / groups, 1] -> [B, O, S]: saves both."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        pairs = zip(node.edges, node.info, strict=True)
+        return [None if edge is None else tape.new("convolution_backward", shape, grads[0].dtype) for edge, shape in pairs]  # fmt: skip
+
+    node = tape.record("convolution", (x, weight), backward, (x, weight), info=(x.shape, weight.shape))
+    return tape.link(node, tape.make("convolution", ((x.shape[0], weight.shape[0], x.shape[2]), x.dtype)))
+
+
+def index_copy(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    """A copy of rows x [N, O] with the columns [N, n] of `source` at the places [n]: saves source and places."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        grad, wanted = grads[0], [edge is not None for edge in node.edges]
+        return [
+            tape.new("index_fill", grad.shape, grad.dtype) if wanted[0] else None,
+            tape.new("index_select", node.info, grad.dtype) if wanted[1] else None,
+        ]
+
+    node = tape.record("index_copy", (x, source), backward, (index, source), info=source.shape)
+    return tape.link(node, tape.make("index_copy", (x.shape, x.dtype)))
 
 
 def embedding(table: Tensor, tokens: Tensor) -> Tensor:
@@ -263,7 +291,12 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return nll_loss(log_softmax(logits), labels)
 
 
-def nll_loss(probs: Tensor, labels: Tensor) -> Tensor:
+def nll_losses(probs: Tensor, labels: Tensor) -> Tensor:
+    """The labels' entries [N] of fp32 log-probabilities [N, V], which it saves."""
+    return nll_loss(probs, labels, probs.shape[:1])
+
+
+def nll_loss(probs: Tensor, labels: Tensor, shape: Shape = ()) -> Tensor:
     """The sum of the labels' entries of fp32 log-probabilities [N, V], which it saves."""
     tape = probs.tape
 
@@ -271,7 +304,7 @@ def nll_loss(probs: Tensor, labels: Tensor) -> Tensor:
         return [tape.new("nll_loss_backward", *node.info)]
 
     node = tape.record("nll_loss", (probs,), backward, (probs, labels), info=(probs.shape, probs.dtype))
-    out, weight = tape.make("nll_loss_forward", ((), "float32"), ((), "float32"))
+    out, weight = tape.make("nll_loss_forward", (shape, "float32"), ((), "float32"))
     return tape.link(node, out, saved=(weight,))
 
 

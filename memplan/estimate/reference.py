@@ -5,26 +5,14 @@ Letters: `B` batch, `S` sequence, `H` hidden, `A` query heads, `K` key/value hea
 
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.attention import eager, sdpa
 from memplan.estimate.cache import Past, joined
 from memplan.estimate.modules import LayerNorm, Linear, Module, RMSNorm
-from memplan.estimate.ops import (  # fmt: skip
-    add,
-    cat,
-    chunk,
-    clone,
-    dropout,
-    flatten,
-    mul,
-    of_input,
-    scale,
-    to,
-    transpose,
-    unflatten_last,
-)
+from memplan.estimate.ops import add, dropout, mul, of_input, scale
 from memplan.estimate.products import grouped_mm, index_select, plain, topk
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import cat, chunk, clone, flatten, to, transpose, unflatten_last
 from memplan.spec.model import DecoderSpec
 
 
@@ -103,12 +91,12 @@ class Attention(Module):
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Attention by the kernel asked for; under a dense mask the heads are repeated."""
         if self.kind == "eager":
-            return eager(q, k, v, mask, strided="" if ops.is_one(q.shape[0]) else "qkv")
+            return eager(q, k, v, mask, strided="" if views.is_one(q.shape[0]) else "qkv")
         if mask is None:
             return sdpa(q, k, v)
         times = q.shape[1] // k.shape[1]
         if times > 1:
-            k, v = ops.repeat_interleave(k, times, 1), ops.repeat_interleave(v, times, 1)
+            k, v = views.repeat_interleave(k, times, 1), views.repeat_interleave(v, times, 1)
         return sdpa(q, k, v, to(mask, q.dtype), causal=False)
 
     def project(self, x: Tensor) -> list[Tensor]:
@@ -116,7 +104,7 @@ class Attention(Module):
         spec = self.spec
         if spec.projections == "fused":
             heads = unflatten_last(self.qkv(x), spec.head_dim)
-            return ops.split(heads, (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), 2)
+            return views.split(heads, (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), 2)
         return [unflatten_last(linear(x), spec.head_dim) for linear in (self.q, self.k, self.v)]
 
 
@@ -189,15 +177,15 @@ class MoE(Module):
         experts, order = plain(chosen, "sort", ((num,), "int64"), ((num,), "int64"))
         numbers = plain(chosen, "arange", ((spec.experts,), "int64"))
         ends = plain(chosen, "searchsorted", ((spec.experts,), "int32"))
-        rows = index_select(ops.repeat_interleave(rows, spec.experts_per_token, 0), order)
+        rows = index_select(views.repeat_interleave(rows, spec.experts_per_token, 0), order)
         gate, up = chunk(self.grouped(rows, self.gate_up, ends), 2)
         rows = self.grouped(mul(of_input("silu", gate), up), self.down, ends)
         del gate, up
         rows = index_select(rows, plain(chosen, "argsort", ((num,), "int64"), ((num,), "int64"))[1])
-        rows = ops.view(rows, *chosen.shape, rows.shape[-1])
-        out = ops.total(mul(rows, to(ops.unsqueeze(shares, -1), rows.dtype)), 1)
+        rows = views.view(rows, *chosen.shape, rows.shape[-1])
+        out = ops.total(mul(rows, to(views.unsqueeze(shares, -1), rows.dtype)), 1)
         del experts, numbers, tape
-        return ops.view(out, *x.shape)
+        return views.view(out, *x.shape)
 
     def grouped(self, rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         """Rows by the matrix of their expert, in autocast's dtype where that is on."""

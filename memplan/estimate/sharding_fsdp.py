@@ -7,10 +7,10 @@ tests/estimate/test_sharding_estimated.py.
 from collections.abc import Callable
 from typing import Any
 
-from memplan.estimate.ops import to
 from memplan.estimate.setup import DTYPES
 from memplan.estimate.sharding import Ddp, GradientSharding, Sharding, StateSharding, share
 from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
+from memplan.estimate.views import to
 from memplan.spec.step import StepSpec
 
 

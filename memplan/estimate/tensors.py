@@ -53,7 +53,18 @@ class Storage:
 class Tensor:
     """Shape and dtype over a storage; views share one."""
 
-    __slots__ = ("__weakref__", "dense", "dtype", "is_view", "node", "place", "requires_grad", "shape", "slot", "storage")
+    __slots__ = (
+        "__weakref__",
+        "dense",
+        "dtype",
+        "is_view",
+        "node",
+        "place",
+        "requires_grad",
+        "shape",
+        "slot",
+        "storage",
+    )
 
     def __init__(self, storage: Storage, shape: Shape, dtype: str, *, dense: bool = True) -> None:
         self.storage = storage

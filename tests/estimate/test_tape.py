@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from samples import run_of
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.checkpoint import region
 from memplan.estimate.products import cross_entropy, linear
 from memplan.estimate.reading import peak_bytes, totals
@@ -40,7 +40,7 @@ def scalar(x: Tensor) -> Tensor:
 def test_a_tensor_ends_with_its_last_reference() -> None:
     tape = tape_of()
     x: Any = tape.new("x", (64, 64), "float32")
-    view = ops.view(x, 4096)
+    view = views.view(x, 4096)
     del x
     assert alive(tape) == UNIT
     del view

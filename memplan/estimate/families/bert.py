@@ -13,9 +13,10 @@ from memplan.estimate.families.hf_attention import attend
 from memplan.estimate.families.hf_decoder import activated
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
-from memplan.estimate.ops import add, dropout, expand, flatten, transpose, unflatten_last
+from memplan.estimate.ops import add, dropout
 from memplan.estimate.stack import Stack
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import expand, flatten, transpose, unflatten_last
 from memplan.spec.run import RunSpec
 
 

@@ -6,27 +6,15 @@ Letters: `B` batch, `S` sequence, `A` heads, `N` tokens, `E` experts, `G` groups
 
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.families.hf_attention import Rope, apply_rotary, attend, heads_of
 from memplan.estimate.families.hf_decoder import Decoder, DecoderLayer, Mlp, RMSNorm, RotaryEmbedding, head_dim
 from memplan.estimate.families.hf_experts import Experts, div_in_place, largest
 from memplan.estimate.modules import Linear, Module
-from memplan.estimate.ops import (  # fmt: skip
-    add,
-    cat,
-    expand,
-    flatten,
-    mul,
-    narrow,
-    scale,
-    shift,
-    split,
-    to,
-    unsqueeze,
-    view,
-)
+from memplan.estimate.ops import add, mul, scale, shift
 from memplan.estimate.products import gather, linear, masked_fill, plain, topk
 from memplan.estimate.tape import Node, Tape, Tensor
+from memplan.estimate.views import cat, expand, flatten, narrow, split, to, unsqueeze, view
 
 
 class LatentAttention(Module):
@@ -149,7 +137,7 @@ class Router(Module):
         del best
         size = self.num // groups.shape[-1]
         wide = expand(unsqueeze(mask, -1), *groups.shape, size)
-        wide = flatten(ops.clone(wide) if groups.shape[-1] > 1 and size > 1 else wide, 1)
+        wide = flatten(views.clone(wide) if groups.shape[-1] > 1 and size > 1 else wide, 1)
         return plain(wide, "bitwise_not", (wide.shape, "bool")), wide
 
 
@@ -165,7 +153,7 @@ class V3Router(Router):
         logits = self.logits(x)
         scores = ops.of_result("sigmoid", logits)
         choice = add(scores, self.e_score_correction_bias)
-        groups = ops.total(topk(ops.unflatten_last(choice, self.num // (self.groups or 1)), 2)[0], -1)
+        groups = ops.total(topk(views.unflatten_last(choice, self.num // (self.groups or 1)), 2)[0], -1)
         mask, wide = self.unwanted(groups)
         choice = masked_fill(choice, mask)
         del mask
@@ -191,7 +179,7 @@ class V2Router(Router):
         scores = ops.softmax(logits, "float32")
         wide = groups = None
         if self.grouped:
-            groups = largest(ops.unflatten_last(scores, self.num // (self.groups or 1)))
+            groups = largest(views.unflatten_last(scores, self.num // (self.groups or 1)))
             mask, wide = self.unwanted(groups)
             scores = masked_fill(scores, mask)
             del mask

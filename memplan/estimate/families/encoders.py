@@ -7,17 +7,18 @@ Locals live as long as those of models/vit/modeling_vit.py and models/siglip/mod
 from typing import Any
 
 from memplan.errors import MemplanError
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.checkpoint import put_on
 from memplan.estimate.families import config_of
 from memplan.estimate.families.hf_attention import attend
 from memplan.estimate.families.hf_decoder import activated
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
-from memplan.estimate.ops import add, cast_weight, clone, dropout, expand, flatten, narrow, to, transpose, unflatten_last, view  # fmt: skip
+from memplan.estimate.ops import add, dropout
 from memplan.estimate.products import bmm, conv2d, lowered, mm
 from memplan.estimate.stack import Stack
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import cast_weight, clone, expand, flatten, narrow, to, transpose, unflatten_last, view
 from memplan.spec.run import RunSpec
 
 Facts = dict[str, Any]
@@ -133,7 +134,7 @@ class VitEmbeddings(Module):
     def forward(self, pixels: Tensor) -> Tensor:
         x = self.patch_embeddings(pixels)
         first = expand(self.cls_token, x.shape[0], 1, x.shape[2])
-        x = ops.cat((first, to(x, first.dtype)), 1)
+        x = views.cat((first, to(x, first.dtype)), 1)
         x = add(x, self.position_embeddings)
         return dropout(x, self.tape.setup.dropout)
 
@@ -224,15 +225,15 @@ class PoolingHead(Module):
         are averaged over the heads though nobody reads them."""
         B, P, H = x.shape
         size = H // self.heads
-        query_weight, pair_weight = ops.split(self.in_proj_weight, [H, 2 * H], 0)
-        query_bias, pair_bias = ops.split(self.in_proj_bias, [H, 2 * H], 0)
+        query_weight, pair_weight = views.split(self.in_proj_weight, [H, 2 * H], 0)
+        query_bias, pair_bias = views.split(self.in_proj_bias, [H, 2 * H], 0)
         q = mm(lowered(flatten(probe, 0, 1)), transpose(cast_weight(query_weight), 0, 1), cast_weight(query_bias))
         pair_bias, pair_weight = cast_weight(pair_bias), cast_weight(pair_weight)
         rows = flatten(clone(transpose(lowered(x), 0, 1)), 0, 1)
         pairs = add(mm(rows, transpose(pair_weight, 0, 1)), pair_bias)
         del rows
         pairs = view(clone(pairs), 2, P, B * self.heads, size)
-        k, v = ops.unbind(pairs)
+        k, v = views.unbind(pairs)
         k, v = transpose(k, 0, 1), transpose(v, 0, 1)
         q = view(q, B * self.heads, 1, size)
         weights = ops.softmax(bmm(ops.scale(q), transpose(k, 1, 2)))
@@ -305,7 +306,7 @@ class Siglip:
         if self.architecture != "SiglipForImageClassification":
             raise MemplanError(f"A {self.architecture} has no classifier to train.", "Name SiglipForImageClassification.")
         rows = self.tower.forward(batch["pixels"])
-        return ops.unsqueeze(ops.mean(rows, 1), 1)
+        return views.unsqueeze(ops.mean(rows, 1), 1)
 
 
 class SiglipText:

@@ -8,8 +8,9 @@ from typing import Any
 from memplan.estimate.families.hf_attention import attend, causal_mask
 from memplan.estimate.families.hf_decoder import Attention, Decoder, DecoderLayer, Mlp, RotaryEmbedding, head_dim
 from memplan.estimate.modules import Embedding, Module
-from memplan.estimate.ops import add, mean_last, mul, rsqrt, shift, square, to
+from memplan.estimate.ops import add, mean_last, mul, rsqrt, shift, square
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import to
 
 PATTERN = 6
 """Of so many layers of Gemma 3 the last sees the whole sequence. Source: Gemma3TextConfig, transformers 5.24."""

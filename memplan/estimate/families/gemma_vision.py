@@ -7,17 +7,17 @@ chunk, `T` tokens of an image, `H` hidden.
 import math
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import views
 from memplan.estimate.families import config_of
 from memplan.estimate.families.encoders import SiglipTower
 from memplan.estimate.families.gemma import Gemma3, GemmaNorm
 from memplan.estimate.families.molmo2_vision import first_blocks
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Module
-from memplan.estimate.ops import clone, expand, flatten, to, transpose, unsqueeze, view
 from memplan.estimate.picking import masked_scatter
 from memplan.estimate.products import avg_pool2d, bmm, lowered, mm
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import clone, expand, flatten, to, transpose, unsqueeze, view
 from memplan.spec.run import RunSpec
 
 TOWER = "vision_tower.encoder"
@@ -53,11 +53,11 @@ class Projector(Module):
 
     def projected(self, x: Tensor) -> Tensor:
         """Rows by the matrix: together, in a copy, where that trains, else image by image."""
-        x, weight = lowered(x), ops.cast_weight(self.mm_input_projection_weight)
+        x, weight = lowered(x), views.cast_weight(self.mm_input_projection_weight)
         N, T = x.shape[:2]
-        if not weight.requires_grad and not ops.is_one(N):
+        if not weight.requires_grad and not views.is_one(N):
             return bmm(x, expand(unsqueeze(weight, 0), N, *weight.shape))
-        rows = flatten(x if ops.is_one(N) else clone(x), 0, 1)
+        rows = flatten(x if views.is_one(N) else clone(x), 0, 1)
         return view(mm(rows, weight), N, T, weight.shape[1])
 
 

@@ -6,17 +6,18 @@ batch, `S` sequence, `H` hidden, `A` heads, `D` head size, `F` feed-forward.
 
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import views
 from memplan.estimate.checkpoint import put_on
 from memplan.estimate.families import config_of
 from memplan.estimate.families.hf_attention import Rope, attend, causal_mask, position_ids, rotated
 from memplan.estimate.families.hf_decoder import Decoder, RotaryEmbedding, activated, head_dim
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
-from memplan.estimate.ops import add, cat, cast_weight, chunk, dropout, flatten, narrow, split, transpose, unflatten_last, unsqueeze  # fmt: skip
+from memplan.estimate.ops import add, dropout
 from memplan.estimate.products import lowered, mm
 from memplan.estimate.stack import Stack
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import cast_weight, cat, chunk, flatten, narrow, split, transpose, unflatten_last, unsqueeze
 from memplan.spec.run import RunSpec
 
 
@@ -32,7 +33,7 @@ class Conv1D(Module):
         bias, rows = cast_weight(self.bias), lowered(flatten(x, 0, -2))
         out = mm(rows, cast_weight(self.weight), bias)
         del bias, rows
-        return ops.view(out, *x.shape[:-1], out.shape[-1])
+        return views.view(out, *x.shape[:-1], out.shape[-1])
 
 
 class Gpt2Attention(Module):

@@ -7,32 +7,16 @@ from functools import partial
 from typing import Any
 
 from memplan.errors import MemplanError
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.checkpoint import Policy
 from memplan.estimate.families.hf_attention import Rope, heads_of, matmul, repeat_kv
 from memplan.estimate.families.hf_decoder import Attention, Decoder, DecoderLayer, RMSNorm, RotaryEmbedding
 from memplan.estimate.families.hf_experts import Experts, largest
 from memplan.estimate.modules import Module
-from memplan.estimate.ops import (  # fmt: skip
-    add,
-    cat,
-    chunk,
-    clone,
-    dropout,
-    expand,
-    flatten,
-    mul,
-    narrow,
-    scale,
-    shift,
-    sub,
-    to,
-    transpose,
-    unsqueeze,
-    view,
-)
+from memplan.estimate.ops import add, dropout, mul, scale, shift, sub
 from memplan.estimate.products import linear, topk
 from memplan.estimate.tape import Node, Tape, Tensor
+from memplan.estimate.views import cat, chunk, clone, expand, flatten, narrow, to, transpose, unsqueeze, view
 from memplan.spec.run import RunSpec
 
 LateNorm = partial(RMSNorm, late=True)
@@ -69,7 +53,7 @@ class SinkAttention(Attention):
         chances = ops.softmax(logits)
         scores = narrow(chances, -1, weights.shape[-1])
         weights = to(dropout(scores, self.drop), values.dtype)
-        out = matmul(weights, values, False, times == 1 and not ops.is_one(B))
+        out = matmul(weights, values, False, times == 1 and not views.is_one(B))
         out = clone(transpose(out, 1, 2))
         return out, weights
 

@@ -7,11 +7,12 @@ key/value heads, `D` head size.
 
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.attention import kernel, sdpa
-from memplan.estimate.ops import add, cat, clone, dropout, expand, mul, narrow, scale, to, transpose, unsqueeze
+from memplan.estimate.ops import add, dropout, mul, scale
 from memplan.estimate.products import bmm, lowered
 from memplan.estimate.tape import Node, Tape, Tensor
+from memplan.estimate.views import cat, clone, expand, narrow, to, transpose, unsqueeze
 
 Rope = tuple[Tensor, Tensor]
 """Cosines and sines."""
@@ -59,7 +60,7 @@ def repeat_kv(x: Tensor, times: int) -> Tensor:
     if times == 1:
         return x
     B, K, S, D = x.shape
-    return ops.flatten(clone(expand(unsqueeze(x, 2), B, K, times, S, D)), 1, 2)
+    return views.flatten(clone(expand(unsqueeze(x, 2), B, K, times, S, D)), 1, 2)
 
 
 def matmul(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:
@@ -78,7 +79,7 @@ def eager_attention(
     `wide`: whether the softmax is asked for in fp32; `back`: whether its result is cast back.
     """
     times = q.shape[1] // k.shape[1]
-    copied = "" if ops.is_one(q.shape[0]) else strided
+    copied = "" if views.is_one(q.shape[0]) else strided
     keys, values = repeat_kv(k, times), repeat_kv(v, times)
     weights = scale(matmul(q, transpose(keys, 2, 3), "q" in copied, "k" in copied and times == 1))
     if softcap:
@@ -93,7 +94,7 @@ def eager_attention(
     weights = dropout(weights, drop)
     out = matmul(weights, values, False, "v" in copied and times == 1)
     out = transpose(out, 1, 2)
-    return (out if ops.is_one(q.shape[2]) else clone(out)), weights
+    return (out if views.is_one(q.shape[2]) else clone(out)), weights
 
 
 def sdpa_attention(
@@ -109,13 +110,13 @@ def sdpa_attention(
     cut = which == "flash" and v.shape[-1] % 8 != 0
     copied = which == "math" or cut or (which in ("cudnn", "flash", "cpu") and "q" not in strided)
     out = transpose(out, 1, 2)
-    return (clone(out) if copied and not ops.is_one(q.shape[2]) else out), None
+    return (clone(out) if copied and not views.is_one(q.shape[2]) else out), None
 
 
 def lowered_like(x: Tensor) -> Tensor:
     """`x` as a kernel reads it: under autocast in its dtype, without the memory of a copy."""
     alias = x.alias()
-    if x.tape.autocast is not None and x.dtype in ops.FLOATS:
+    if x.tape.autocast is not None and x.dtype in views.FLOATS:
         alias.dtype = x.tape.autocast
     return alias
 

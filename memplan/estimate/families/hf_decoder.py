@@ -8,14 +8,15 @@ import json
 from typing import Any
 
 from memplan.errors import MemplanError
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.checkpoint import put_on
 from memplan.estimate.families.hf_attention import Rope, apply_rotary, attend, causal_mask, position_ids
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, Linear, Module
-from memplan.estimate.ops import add, cat, mean_last, mul, rsqrt, scale, shift, square, to, transpose, unsqueeze
+from memplan.estimate.ops import add, mean_last, mul, rsqrt, scale, shift, square
 from memplan.estimate.stack import Stack
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import cat, to, transpose, unsqueeze
 from memplan.spec.run import RunSpec
 
 OF_INPUT = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu"}
@@ -106,15 +107,15 @@ class Attention(Module):
         if rope is not None:
             q, k = self.turned(q, k, rope)
         out, weights = self.weighed(q, k, v, mask)
-        out = ops.flatten(out, 2)
+        out = views.flatten(out, 2)
         out = self.o_proj(out)
         return out, weights
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, A, S, D], keys and values [B, K, S, D]."""
-        q = transpose(self.normed(self.q_norm, ops.unflatten_last(self.q_proj(x), self.size)), 1, 2)
-        k = transpose(self.normed(self.k_norm, ops.unflatten_last(self.k_proj(x), self.size)), 1, 2)
-        v = transpose(ops.unflatten_last(self.v_proj(x), self.size), 1, 2)
+        q = transpose(self.normed(self.q_norm, views.unflatten_last(self.q_proj(x), self.size)), 1, 2)
+        k = transpose(self.normed(self.k_norm, views.unflatten_last(self.k_proj(x), self.size)), 1, 2)
+        v = transpose(views.unflatten_last(self.v_proj(x), self.size), 1, 2)
         return q, k, v
 
     def normed(self, norm: Module | None, x: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ hidden, `F` feed-forward of one expert.
 
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.families.hf_decoder import activated
 from memplan.estimate.modules import Module
-from memplan.estimate.ops import chunk, flatten, for_autocast, mul, to, transpose, unsqueeze
+from memplan.estimate.ops import mul
 from memplan.estimate.products import grouped_mm, index_select, linear, plain, topk
 from memplan.estimate.tape import Node, Tape, Tensor
+from memplan.estimate.views import chunk, flatten, for_autocast, to, transpose, unsqueeze
 
 
 class Experts(Module):
@@ -90,18 +91,20 @@ class TopKRouter(Module):
 
 
 class SparseBlock(Module):
-    """Router and experts, [B, S, H] -> [B, S, H]."""
+    """Router and experts, [B, S, H] -> [B, S, H], with noise on what they read where `jitters`."""
 
-    def __init__(self, tape: Tape, gate: Module, experts: Module) -> None:
+    def __init__(self, tape: Tape, gate: Module, experts: Module, *, jitters: bool = False) -> None:
         super().__init__(tape, "mlp")
-        self.gate, self.experts = gate, experts
+        self.gate, self.experts, self.jitters = gate, experts, jitters
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.jitters:
+            x = mul_in_place(x, plain(x, "empty_like", (x.shape, x.dtype)))
         rows = flatten(x, 0, 1)
         logits, shares, chosen = self.gate(rows)
         out = self.experts(rows, chosen, shares)
         del logits
-        return ops.view(out, *x.shape)
+        return views.view(out, *x.shape)
 
 
 def index(x: Tensor, places: Tensor) -> Tensor:
@@ -130,6 +133,14 @@ def add_in_place(x: Tensor, y: Tensor) -> Tensor:
     return linked
 
 
+def mul_in_place(x: Tensor, y: Tensor) -> Tensor:
+    """`x` times a `y` of its shape without a gradient, in the memory of `x`."""
+    tape = x.tape
+    node = tape.record("mul_", (x,), lambda node, saved, grads: [tape.new("mul", grads[0].shape, grads[0].dtype)], (y,))
+    linked: Tensor = tape.link(node, x.alias())
+    return linked
+
+
 def div_in_place(x: Tensor, y: Tensor) -> Tensor:
     """`x` divided by `y` in the memory of `x`, of which a copy is saved for the gradient of `y`."""
     tape = x.tape
@@ -137,7 +148,7 @@ def div_in_place(x: Tensor, y: Tensor) -> Tensor:
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
         before, divisor = saved
         saved.clear()
-        shape, dtype = grads[0].shape, ops.promoted(grads[0], divisor)
+        shape, dtype = grads[0].shape, views.promoted(grads[0], divisor)
         of_y = None
         if before is not None:
             chain = [tape.new(op, shape, dtype) for op in ("div", "div")]
@@ -146,7 +157,7 @@ def div_in_place(x: Tensor, y: Tensor) -> Tensor:
             chain.clear()
         made = [tape.new("div", shape, dtype), of_y]
         del before, divisor, of_y
-        return ops.as_inputs(made, node.info)
+        return views.as_inputs(made, node.info)
 
     copy = tape.make("clone", (x.shape, x.dtype)) if tape.grad_enabled and y.requires_grad else None
     node = tape.record("div_", (x, y), backward, (copy, y), info=((x.shape, x.dtype), (y.shape, y.dtype)))

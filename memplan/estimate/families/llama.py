@@ -18,20 +18,9 @@ from memplan.estimate.families.hf_decoder import (
     head_dim,
 )
 from memplan.estimate.modules import Linear, Module
-from memplan.estimate.ops import (
-    add,
-    cat,
-    chunk,
-    dropout,
-    flatten,
-    mul,
-    narrow,
-    to,
-    transpose,
-    unflatten_last,
-    unsqueeze,
-)
+from memplan.estimate.ops import add, dropout, mul
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import cat, chunk, flatten, narrow, to, transpose, unflatten_last, unsqueeze
 
 
 class Llama(Decoder):

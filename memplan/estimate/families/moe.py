@@ -14,7 +14,8 @@ def sparse_block(tape: Tape, config: dict[str, Any], *, num: int, ffn: int, norm
     """A router that takes the largest chances, and `num` experts of `ffn`."""
     width, k = config["hidden_size"], config["num_experts_per_tok"]
     gate = TopKRouter(tape, num, width, k, normed=normed, lowered=lowered)
-    return SparseBlock(tape, gate, Experts(tape, num, width, ffn, config.get("hidden_act", "silu")))
+    experts = Experts(tape, num, width, ffn, config.get("hidden_act", "silu"))
+    return SparseBlock(tape, gate, experts, jitters=bool(config.get("router_jitter_noise")))
 
 
 class Mixtral(Mistral):

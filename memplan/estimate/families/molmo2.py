@@ -6,7 +6,7 @@ a chunk, `H` hidden.
 
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import views
 from memplan.estimate.families import config_of
 from memplan.estimate.families.hf_decoder import (
     Attention,
@@ -20,9 +20,10 @@ from memplan.estimate.families.hf_decoder import (
 from memplan.estimate.families.molmo2_vision import Connector, Facts, VisionTower, first_blocks
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, Module
-from memplan.estimate.ops import add, cat, flatten, transpose, unflatten_last, unsqueeze
+from memplan.estimate.ops import add
 from memplan.estimate.picking import masked_scatter, picked
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import cat, flatten, transpose, unflatten_last, unsqueeze
 from memplan.spec.run import RunSpec
 
 
@@ -143,13 +144,13 @@ class Molmo2:
         features = cat([states[layer] for layer in self.layers])
         pooled: Tensor = self.projector(features, flatten(batch["pooled_idx"], 0, 1))
         del others
-        return ops.split(pooled, [pooled.shape[0]], 0)[0], states[max(states)]
+        return views.split(pooled, [pooled.shape[0]], 0)[0], states[max(states)]
 
     def joined(self, embeds: Tensor, images: Tensor) -> Tensor:
         """`embeds` [B, S, H] with the image tokens added at their places."""
         tape = self.tape
         mask = tape.make("eq", (embeds.shape[:2], "bool"))
-        mask = ops.expand(unsqueeze(mask, -1), *embeds.shape)
+        mask = views.expand(unsqueeze(mask, -1), *embeds.shape)
         return masked_scatter(embeds, mask, add(picked(embeds, mask, (images.numel,)), flatten(images, 0)))
 
     def mask(self, groups: Tensor, dtype: str) -> Tensor:

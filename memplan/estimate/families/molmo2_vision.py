@@ -9,16 +9,17 @@ import math
 from typing import Any
 
 from memplan.errors import MemplanError, near_names
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.checkpoint import put_on
 from memplan.estimate.families.encoders import Mlp
 from memplan.estimate.families.hf_attention import attend
 from memplan.estimate.families.hf_decoder import Mlp as GatedMlp
 from memplan.estimate.modules import LayerNorm, Linear, Module
-from memplan.estimate.ops import add, flatten, mul, to, transpose, unflatten_last, unsqueeze, view
+from memplan.estimate.ops import add, mul
 from memplan.estimate.picking import picked
 from memplan.estimate.stack import Stack, more
 from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.views import flatten, to, transpose, unflatten_last, unsqueeze, view
 from memplan.spec.run import RunSpec
 
 Facts = dict[str, Any]
@@ -43,7 +44,7 @@ class VisionAttention(Module):
         q = transpose(unflatten_last(self.q_proj(queries), self.size), 1, 2)
         k = transpose(unflatten_last(self.k_proj(context), self.size), 1, 2)
         v = transpose(unflatten_last(self.v_proj(context), self.size), 1, 2)
-        strided = "kv" if ops.is_one(q.shape[2]) else "qkv"
+        strided = "kv" if views.is_one(q.shape[2]) else "qkv"
         drop = self.tape.setup.dropout
         out, weights = attend(self.kind, q, k, v, mask, drop=drop, causal=False, strided=strided)
         out = flatten(out, 2)
@@ -144,7 +145,7 @@ class Connector(Module):
         query = ops.div(ops.total(patches, -2, keepdim=True), to(view(count, tokens, 1, 1), patches.dtype))
         mask = self.mask(tokens, pool, query.dtype)
         pooled, weights = self.image_pooling_2d(query, patches, mask)
-        pooled = ops.squeeze(pooled, 1)
+        pooled = views.squeeze(pooled, 1)
         pooled = self.image_projector(pooled)
         del weights
         return picked(pooled, some, pooled.shape)

@@ -10,34 +10,28 @@ heads, `C` channels of its convolution, `n` parts of 64 tokens.
 
 from typing import Any
 
-from memplan.estimate import ops
+from memplan.estimate import ops, views
 from memplan.estimate.families.gemma import GemmaNorm
 from memplan.estimate.families.hf_attention import Rope, attend, causal_mask, matmul, rotated
 from memplan.estimate.families.hf_decoder import Attention, Decoder, DecoderLayer, Mlp, activated, head_dim
 from memplan.estimate.modules import Linear, Module
-from memplan.estimate.ops import (
-    add,
+from memplan.estimate.ops import add, mean_last, mul, rsqrt, scale, shift, square
+from memplan.estimate.products import masked_fill
+from memplan.estimate.recurrent import assign, convolved, cumsum, pad, rounds, select, solve_triangular
+from memplan.estimate.tape import Node, Tape, Tensor
+from memplan.estimate.views import (
     cat,
     chunk,
     clone,
     expand,
     flatten,
-    mean_last,
-    mul,
     narrow,
-    rsqrt,
-    scale,
-    shift,
-    square,
     to,
     transpose,
     unflatten_last,
     unsqueeze,
     view,
 )
-from memplan.estimate.products import masked_fill
-from memplan.estimate.recurrent import assign, convolved, cumsum, pad, rounds, select, solve_triangular
-from memplan.estimate.tape import Node, Tape, Tensor
 
 PART = 64
 """Tokens of a part. Source: `torch_chunk_gated_delta_rule`, models/qwen3_5/modeling_qwen3_5.py, transformers 5.24."""
@@ -89,7 +83,7 @@ class DeltaNet(Module):
         b, a = self.in_proj_b(x), self.in_proj_a(x)
         qkv = self.convolve(qkv)
         qkv = transpose(qkv, 1, 2)
-        q, k, v = ops.split(qkv, self.widths)
+        q, k, v = views.split(qkv, self.widths)
         q, k = unflatten_last(q, self.key_size), unflatten_last(k, self.key_size)
         v = unflatten_last(v, self.value_size)
         beta = ops.of_result("sigmoid", b)
@@ -123,7 +117,7 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tens
     apart = dtype == "float32" and not more
     """Whether heads lie apart in memory, as projections leave them; a cast or added zeros make them dense."""
     if repeats > 1:
-        q, k = ops.repeat_interleave(q, repeats, 2), ops.repeat_interleave(k, repeats, 2)
+        q, k = views.repeat_interleave(q, repeats, 2), views.repeat_interleave(k, repeats, 2)
     q, k, v, beta, decay = [to(transpose(x, 1, 2), "float32") for x in (q, k, v, beta, g)]
     q = l2norm(q)
     k = l2norm(k)
@@ -142,7 +136,7 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tens
     pairs = ops.sub(unsqueeze(sums, 4), unsqueeze(sums, 3))
     pairs = masked_fill(pairs, upper)
     pairs = ops.exp(pairs)
-    lone = apart and repeats > 1 and not ops.is_one(B)
+    lone = apart and repeats > 1 and not views.is_one(B)
     split = lone or (apart and num > 1)
     system = mul(matmul(k_beta, transpose(k, -1, -2), split, split), pairs)
     inside = mul(matmul(q, transpose(k, -1, -2), split, split), pairs)
