@@ -73,7 +73,7 @@ def with_letters(run: RunSpec) -> tuple[RunSpec, dict[str, int]]:
         config = Config(model.config)
         config.facts = facts
         return dataclasses.replace(run, model=dataclasses.replace(model, config=config)), values
-    changes = {
+    changes: dict[str, Any] = {
         key: letter(name, getattr(model.decoder, key))
         for key, name in DECODER_LETTERS.items()
         if getattr(model.decoder, key) > 1

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from memplan.estimate.peak import peak_of
 from memplan.record.fit import SEQ_STEP
@@ -29,7 +30,7 @@ def max_seq(run: RunSpec, gate_bytes: int) -> int | None:
     return (first + found - 1) * SEQ_STEP if found else 0
 
 
-def peak_with(run: RunSpec, **changes: int) -> int:
+def peak_with(run: RunSpec, **changes: Any) -> int:
     """The peak of `run` with another size."""
     return int(peak_of(dataclasses.replace(run, step=dataclasses.replace(run.step, **changes))))
 
