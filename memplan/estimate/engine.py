@@ -71,7 +71,7 @@ def run_backward(tape: "Tape", root: Tensor, seed: Tensor | None, *, retain: boo
 def run_node(tape: "Tape", node: Node, grads: list[Any], *, retain: bool) -> list[Any]:
     """Gradients of a node's inputs, in their dtypes; what it saved is let go."""
     saved = [one.unpack(tape) if isinstance(one, Holder) else one for one in node.saved]
-    packed = [one for one in node.saved if isinstance(one, Holder)]  # which hooks made, and the op's end releases
+    packed = list(node.saved)  # released at the end of the op
     if not retain:
         node.saved = []
     outs = list(node.backward(node, saved, grads))
