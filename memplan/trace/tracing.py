@@ -4,14 +4,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from torch._subclasses import FakeTensorMode
-
 from memplan.record.trace import LiveTensor, TraceReport
 from memplan.spec.device import CPU, DeviceSpec, card
 from memplan.trace.allocator import CachingAllocator
 from memplan.trace.conversion import replaced_parameters
 from memplan.trace.events import Trace, settle
 from memplan.trace.grouped_mm import grouped_products
+from memplan.trace.quick_fake import QuickFakeMode
 from memplan.trace.recorder import Recorder
 from memplan.trace.replay import HostMemory, Memory, Replay, replay, report
 from memplan.trace.snapshot import save_snapshot
@@ -38,7 +37,7 @@ class Tracing:
         self._num_replayed = 0
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        self._stack.enter_context(QuickFakeMode(allow_non_fake_inputs=True))
         self._stack.enter_context(replaced_parameters())
         self._stack.enter_context(grouped_products())
         if self.device.rules == "cuda":
