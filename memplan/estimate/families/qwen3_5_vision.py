@@ -30,7 +30,7 @@ class Block(Module):
 
 
 class Encoder(Module):
-    """Parameters of the encoder, those of equal blocks once; blocks and table belong to the components of their kind."""
+    """Parameters of the encoder, those of equal blocks once; table and blocks are of the components of their kind."""
 
     def __init__(self, tape: Tape, config: Facts) -> None:
         super().__init__(tape, "visual")
