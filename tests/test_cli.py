@@ -24,7 +24,7 @@ CLIMB = {"--device", "--gpu", "--gate", "--gate-on", "--warmup", "--steps", "--t
 ASKED = {"--model", "--rung", "--batch", "--chunks", "--gpu", "--device", "--gate"}
 SURFACE = {
     "ladder": {"RUNGS", "--model"} | STEP | CLIMB | OUT,
-    "estimate": ASKED | {"--method"} | STEP | OUT,
+    "estimate": ASKED | {"--method", "--sweep", "--explain"} | STEP | OUT,
     "trace": ASKED | {"--plot", "--entry"} | STEP | OUT,
     "explain": {"WHAT"} | ASKED - {"--gate"} | STEP | OUT,
     "models": OUT,
@@ -85,6 +85,16 @@ def test_the_surface_is_frozen() -> None:
         (["ladder", "B4c2", "--gpu", "h300"], "Unknown card 'h300'. Did you mean h200"),
         (["trace", "--model", "tiny", "--gpu", "h300"], "Unknown card 'h300'. Did you mean h200"),
         (["trace", "--model", "tiny", "--ckpt", "none,full"], "one rung at a time"),
+        (["estimate", "--model", "tiny", "--sweep", "batch"], "has no values. Type --sweep batch=1:64"),
+        (["estimate", "--model", "tiny", "--sweep", "batch=8:1"], "'8:1' is an empty range"),
+        (["estimate", "--model", "tiny", "--sweep", "bacth=1:8"], "'bacth' cannot be swept. Did you mean batch"),
+        (["estimate", "--model", "tiny", "--sweep", "ckpt=none,ful"], "Unknown ckpt 'ful'"),
+        (
+            ["estimate", "--model", "tiny", "--sweep", "batch=1,3", "--sweep", "chunks=2"],
+            "No batch of the sweep divides",
+        ),
+        (["estimate", "--model", "tiny", "--lora", "8:qq"], "No linear of the blocks is called 'qq'"),
+        (["estimate", "--model", "tiny", "--parallel", "fsdp2"], "needs 2 devices or more"),
         (["estimate", "--model", "tiny", "--method", "guess"], "Type --method formulas or --method trace"),
         (["ladder", "B4c2", "--model", "tinny", "--device", "cpu"], "Did you mean tiny"),
         (["ladder", "B4c0", "--model", "tiny", "--device", "cpu"], "c must be 1 or more, at character 4"),
