@@ -150,7 +150,7 @@ def repeated(tape: Tape, state: Tensor, start: int, own: set[int], copies: int) 
     if tape.policy is not None:
         store = tape.policy.store["rounds"]
         store.pop(0) if tape.policy.again else store.append(kept)
-    node = tape.record("rounds", (state,), lambda node, saved, grads: grads, (Kept(kept),))  # type: ignore[arg-type]
+    node = tape.record("rounds", (state,), lambda node, saved, grads: grads, (Kept(kept),))
     if node is None:
         return state
     return tape.link(node, state.alias())

@@ -9,6 +9,7 @@ from models.hf_configs import SMALL
 
 from memplan.estimate import recurrent
 from memplan.estimate.step import write_step
+from memplan.estimate.sweep import sweep
 
 CONFIG = SMALL["qwen3_5_text"]
 BARE = CONFIG | {"vocab_size": 96}
@@ -31,12 +32,28 @@ FULL: dict[str, tuple[dict[str, Any], int]] = {
     ),
 }  # fmt: skip
 """Texts of full-size models with the parameters of the modules that transformers builds."""
+ENCODERS: dict[str, tuple[dict[str, Any], int]] = {
+    "qwen3.5-0.8b": (
+        {"depth": 12, "hidden_size": 768, "num_heads": 12, "intermediate_size": 3072, "out_hidden_size": 1024},
+        852_985_920,
+    ),
+    "qwen3.6-27b": ({"hidden_size": 1152, "depth": 27, "out_hidden_size": 5120}, 27_356_728_560),
+}
+"""Their image encoders, with the parameters of the whole."""
 
 
 @pytest.mark.parametrize("name", FULL)
 def test_full_hybrids_have_as_many_parameters_as_published(name: str) -> None:
     config, params = FULL[name]
     assert counted(config_run(config, batch=1)) == params
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_hybrids_with_encoders_have_as_many_parameters_as_published(name: str) -> None:
+    (text, _), (vision, params) = FULL[name], ENCODERS[name]
+    config = {"model_type": "qwen3_5", "text_config": text, "vision_config": vision}
+    run = config_run(config | {"tie_word_embeddings": text["tie_word_embeddings"]}, batch=1)
+    assert counted(run) == params
 
 
 def test_eleven_hybrids_have_the_parameters_of_transformers() -> None:
@@ -71,6 +88,12 @@ def test_a_long_sequence_is_told_by_as_few_events_as_a_short_one() -> None:
     config = SHORT | {"max_position_embeddings": 65536}
     events = [len(write_step(config_run(config, batch=1, seq=seq)).events) for seq in (4096, 65536)]
     assert events[0] == events[1]
+
+
+def test_a_sweep_over_lengths_says_what_each_length_says_alone() -> None:
+    points = list(sweep(config_run(SHORT), {"batch": [2, 4], "seq": [64, 100, 448]}))
+    peaks = [estimated(config_run(SHORT, batch=point["batch"], seq=point["seq"])) for point in points]
+    assert [point["peak_allocated_bytes"] for point in points] == peaks
 
 
 @pytest.mark.slow

@@ -108,9 +108,9 @@ def sdpa_attention(
     out = sdpa(q, k, v, mask, causal=causal and mask is None, drop=drop, strided=strided)
     which = kernel(lowered_like(q), k, v, mask, drop=drop)
     cut = which == "flash" and v.shape[-1] % 8 != 0
-    copied = which == "math" or cut or (which in ("cudnn", "flash", "cpu") and "q" not in strided)
+    apart = which == "math" or (which in ("cudnn", "flash", "cpu") and "q" not in strided)
     out = transpose(out, 1, 2)
-    return (clone(out) if copied and not views.is_one(q.shape[2]) else out), None
+    return (clone(out) if cut or (apart and not views.is_one(q.shape[2])) else out), None
 
 
 def lowered_like(x: Tensor) -> Tensor:

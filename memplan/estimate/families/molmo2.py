@@ -169,4 +169,4 @@ class Molmo2:
         del of_queries, of_keys, inside
         mask: Tensor = tape.make("bitwise_or", ((samples, 1, size, size), "bool"))
         del aranges, causal, same
-        return mask if self.kind == "sdpa" else tape.make("where", (mask.shape, dtype))  # type: ignore[no-any-return]
+        return mask if self.kind == "sdpa" else tape.make("where", (mask.shape, dtype))

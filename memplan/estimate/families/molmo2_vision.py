@@ -109,7 +109,7 @@ class VisionTower(Module):
 
         def call(block: Module, x: Tensor) -> Tensor:
             x = states[numbers[id(block)]] = block(x)
-            copies = block.layer_norm1.weight.copies  # type: ignore[attr-defined]
+            copies = block.parameters()[0].copies
             if copies > 1 and not x.requires_grad:
                 others.append(more(self.tape, self.tape.allocs[x.storage.index], copies - 1))
             return x
@@ -156,7 +156,7 @@ class Connector(Module):
         if self.kind == "sdpa" and not self.ragged:
             return None
         mask: Tensor = tape.make("bitwise_and", ((tokens, 1, 1, pool), "bool"))
-        return mask if self.kind == "sdpa" else tape.make("where", (mask.shape, dtype))  # type: ignore[no-any-return]
+        return mask if self.kind == "sdpa" else tape.make("where", (mask.shape, dtype))
 
 
 class Projector(GatedMlp):
