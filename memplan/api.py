@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memplan.analysis.published import PublishedPair
     from memplan.ladder.runner import Climb, Note
     from memplan.record.explain import BlockPolicy
+    from memplan.record.trace import TraceReport
     from memplan.spec.published import Published
 
 REPORTS = Path("reports")
@@ -216,7 +217,7 @@ def calibrate(folders: Sequence[Path]) -> tuple[tuple[RungResult, ...], "Agreeme
 
 def estimated_published(row: "Published") -> int | None:
     """What the formulas say about the step of a published figure; None where nobody wrote it for them."""
-    from memplan.backends.scripted import load
+    from memplan.backends.loading import load
     from memplan.estimate.script import peak_of_script
 
     if row.sizes is not None:
@@ -225,6 +226,20 @@ def estimated_published(row: "Published") -> int | None:
             build, row.arguments, row.device, steady=row.window == "steady", above_start=row.above_start
         )
     return None if row.question is None else estimate(row.question, row.device)[0].peak_allocated_bytes
+
+
+def traced_published(row: "Published") -> "TraceReport":
+    """What the trace says about the step of a published figure: of the one written for torch, or else of its
+    question."""
+    if row.step is not None:
+        from memplan.backends.scripted import trace_published
+
+        return trace_published(row)
+    assert row.question is not None
+    from memplan.backends.simulated import simulate
+
+    steps = simulate(one_run(row.question, row.device, verb="trace")).steps
+    return steps.steady if row.window == "steady" else steps.first_step
 
 
 def published(folders: Sequence[Path], *, say: Callable[[str], None]) -> "tuple[PublishedPair, ...]":
@@ -236,11 +251,9 @@ def published(folders: Sequence[Path], *, say: Callable[[str], None]) -> "tuple[
     rows = [row for folder in folders or [PUBLISHED] for row in read_published(folder)]
     if installed_version("torch") is None:
         raise MemplanError("torch is not installed.", "Type: pip install torch")
-    from memplan.backends.scripted import trace_published
-
     pairs = []
     for row in rows:
         say(row.name)
-        traced = peak_of(trace_published(row), row.reads)
+        traced = peak_of(traced_published(row), row.reads)
         pairs.append(PublishedPair(row=row, traced_bytes=traced, estimated_bytes=estimated_published(row)))
     return worst_first(pairs)

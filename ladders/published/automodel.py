@@ -21,12 +21,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from automodel_shapes import FFN, HIDDEN, KV_HEADS, LAYERS, ROW_BLOCKS, SIZE, VOCAB
 from torch import Tensor, nn
-
-LAYERS, HIDDEN, HEADS, KV_HEADS, FFN, VOCAB = 16, 2048, 32, 8, 8192, 128_256
-SIZE = HIDDEN // HEADS
-ROW_BLOCKS = 132
-"""Partial sums of the norm's weight gradient, one a multiprocessor of an H100."""
 
 
 class NormFunction(torch.autograd.Function):

@@ -1,8 +1,9 @@
 """Single layers and losses of Liger-Kernel's benchmarks, by the provider `huggingface`: eager PyTorch on bf16 tensors.
 
-Written from linkedin/Liger-Kernel benchmark/scripts (benchmark_cross_entropy.py, benchmark_fused_linear_cross_entropy.py,
-benchmark_geglu.py, benchmark_swiglu.py, benchmark_rms_norm.py), liger 0.2.1. The layer of the other provider is there
-too, and what the speed benchmarks of the same process leave behind: cuBLAS's memory of both threads.
+Written from linkedin/Liger-Kernel benchmark/scripts (benchmark_cross_entropy.py, benchmark_geglu.py,
+benchmark_fused_linear_cross_entropy.py, benchmark_swiglu.py, benchmark_rms_norm.py), liger 0.2.1. The layer of the
+other provider is there too, and what the speed benchmarks of the same process leave behind: cuBLAS's memory of both
+threads.
 """
 
 from collections.abc import Callable

@@ -36,7 +36,7 @@ class Rotation(Module):
         self.table = tape.new("buffer", (MAX_POSITIONS, size // 2, 2), "float32")
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        B, S, heads, D = x.shape
+        B, S, _, D = x.shape
         table = self.tape.make("index", ((B, S, D // 2, 2), "float32"))
         pairs = unflatten_last(to(x, "float32"), 2)
         table = view(table, B, S, 1, D // 2, 2)

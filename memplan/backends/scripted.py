@@ -1,12 +1,6 @@
 """A step that a Python file defines, on a card that is not there."""
 
-import importlib.util
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from memplan.errors import MemplanError
+from memplan.backends.loading import load
 from memplan.record.trace import TraceReport
 from memplan.spec.published import Published
 from memplan.trace.tracing import tracing
@@ -14,7 +8,8 @@ from memplan.trace.tracing import tracing
 
 def trace_published(row: Published) -> TraceReport:
     """What the trace says about the step of a published figure, in the window that it speaks of."""
-    build = load(row.script, row.function)
+    assert row.step is not None
+    build = load(*row.step)
     with tracing(device=row.device, frames=False) as trace:
         step = build(**row.arguments)
         step()
@@ -22,23 +17,3 @@ def trace_published(row: Published) -> TraceReport:
             trace.reset_peak()
             step()
         return trace.report()
-
-
-def load(script: Path, function: str) -> Callable[..., Any]:
-    """A function of a Python file, which is run to find it, its neighbours there to be imported; MemplanError when the
-    file or the function is not there."""
-    name = f"memplan_script_{script.stem}"
-    spec = importlib.util.spec_from_file_location(name, script)
-    if spec is None or spec.loader is None or not script.is_file():
-        raise MemplanError(f"There is no Python file {script}.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    sys.path.insert(0, str(script.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(script.parent))
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise MemplanError(f"{script} defines no function {function!r}.")
-    return found  # type: ignore[no-any-return]

@@ -32,14 +32,14 @@ class Published:
     """Whether the step was compiled: an eager trace is then an upper bound."""
     device: DeviceSpec
     """Card that it was measured on."""
-    script: Path
-    """Python file that defines the step."""
-    function: str
-    """Function in it that builds the step and returns it, to be called without arguments."""
+    step: tuple[Path, str] | None
+    """File and function that builds the step and returns it, to be called without arguments; None where the step is
+    that of the question."""
     arguments: dict[str, Any]
     """What the function is called with."""
     question: Ladder | None
-    """The same step as a ladder of one rung, for the estimate; None where no built-in model is like it."""
+    """The step as a ladder of one rung, for the estimate, and for the trace where nobody wrote it for torch; None where
+    no built-in model is like it."""
     sizes: tuple[Path, str] | None
     """File and function that write the same step over the estimate's ledger: called with a ledger and the arguments, it
     returns the step; None where there is none."""
@@ -62,8 +62,9 @@ class Published:
         for key, known in (("reads", READS), ("window", WINDOWS)):
             if data[key] not in known:
                 raise MemplanError(f"{path}: unknown {key} {data[key]!r}.", near_names(data[key], known))
-        script, function = entry(path, "step", data["step"])
         question = data["question"]
+        if not data["step"] and not question:
+            raise MemplanError(f"{path} says neither step nor question.", 'Write step = "torchtune.py:full_finetune".')
         return Published(
             name=path.stem,
             source=data["source"],
@@ -72,8 +73,7 @@ class Published:
             window=data["window"],
             compiled=data["compiled"],
             device=card(data["gpu"]),
-            script=script,
-            function=function,
+            step=entry(path, "step", data["step"]) if data["step"] else None,
             arguments=data["arguments"],
             question=Ladder.from_dict(question, name=path.stem, origin=str(path)) if question else None,
             sizes=entry(path, "sizes", data["sizes"]) if data["sizes"] else None,
@@ -106,6 +106,7 @@ DEFAULTS: dict[str, Any] = {
     "reads": "allocated",
     "window": "steady",
     "compiled": False,
+    "step": "",
     "arguments": {},
     "question": {},
     "sizes": "",

@@ -25,10 +25,16 @@ def test_a_figure_is_read_with_its_step(tmp_path: Path) -> None:
         "steady",
         False,
     )
-    assert (row.script, row.function, row.arguments) == (tmp_path / "litgpt.py", "finetune", {"batch": 1})
+    assert (row.step, row.arguments) == ((tmp_path / "litgpt.py", "finetune"), {"batch": 1})
     assert row.question is not None
     assert row.question.model == ("tiny",)
     assert read(tmp_path, WHOLE).question is None
+
+
+def test_a_question_is_step_enough(tmp_path: Path) -> None:
+    row = read(tmp_path, WHOLE.replace("step =", "# step =") + '[question]\nmodel = "tiny"\nrungs = "B1c1"\n')
+    assert row.step is None
+    assert row.question is not None
 
 
 @pytest.mark.parametrize(
@@ -37,6 +43,7 @@ def test_a_figure_is_read_with_its_step(tmp_path: Path) -> None:
         (WHOLE + "lora = 8\n", "unknown key 'lora'"),
         (WHOLE.replace('source = "a page"\n', ""), "source is None"),
         (WHOLE + 'reads = "used"\n', "unknown reads"),
+        (WHOLE.replace("step =", "# step ="), "neither step nor question"),
         (WHOLE + 'window = "last"\n', "unknown window"),
         (WHOLE.replace(":finetune", ""), "Write it like"),
         (WHOLE.replace("4.82GB", "much"), "not a size"),
