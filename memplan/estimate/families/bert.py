@@ -81,7 +81,8 @@ class Output(Module):
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         x = self.dense(x)
         x = dropout(x, self.tape.setup.dropout)
-        return self.LayerNorm(add(x, residual))  # type: ignore[no-any-return]
+        out: Tensor = self.LayerNorm(add(x, residual))
+        return out
 
 
 class Attention(Module):
@@ -108,8 +109,7 @@ class Dense(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense(x)
-        x = activated(self.act, x)
-        return x
+        return activated(self.act, x)
 
 
 class Layer(Module):
@@ -138,9 +138,8 @@ class Transform(Dense):
         self.LayerNorm = LayerNorm(tape, "LayerNorm", width)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = super().forward(x)
-        x = self.LayerNorm(x)
-        return x
+        out: Tensor = self.LayerNorm(super().forward(x))
+        return out
 
 
 class Bert:
@@ -194,6 +193,3 @@ class Bert:
             return out
 
         return self.stack.run([embeds], call)
-
-
-

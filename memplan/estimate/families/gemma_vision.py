@@ -9,9 +9,9 @@ from typing import Any
 
 from memplan.estimate import views
 from memplan.estimate.families import config_of
-from memplan.estimate.families.encoders import SiglipTower
 from memplan.estimate.families.gemma import Gemma3, GemmaNorm
 from memplan.estimate.families.molmo2_vision import first_blocks
+from memplan.estimate.families.siglip import SiglipTower
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Module
 from memplan.estimate.picking import masked_scatter

@@ -149,7 +149,7 @@ class Gpt2:
 
 
 class NeoXAttention(Module):
-    """Attention of one matrix, whose heads have queries, keys and values side by side; positions on a part of a head."""
+    """Attention of one matrix, whose heads have q, k and v side by side; positions on a part of each head."""
 
     def __init__(self, tape: Tape, config: dict[str, Any], kind: str) -> None:
         super().__init__(tape, "attention")
@@ -193,7 +193,8 @@ class NeoXMlp(Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense_h_to_4h(x)
         x = activated(self.act, x)
-        return self.dense_4h_to_h(x)
+        out: Tensor = self.dense_4h_to_h(x)
+        return out
 
 
 class NeoXLayer(Module):
