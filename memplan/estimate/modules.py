@@ -112,13 +112,34 @@ def fused_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     rows = x.shape[:-1]
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
-        of_x = tape.new("_fused_rms_norm_backward", saved[0].shape, saved[0].dtype)
-        of_weight = None if node.edges[1] is None else tape.new("_fused_rms_norm_backward", node.info, saved[1].dtype)
+        x, weight, _ = saved
+        of_x = tape.new("_fused_rms_norm_backward", x.shape, x.dtype)
+        of_weight = None if node.edges[1] is None else tape.new("_fused_rms_norm_backward", node.info, weight.dtype)
+        tape.hidden("_fused_rms_norm_backward", *partial_sums(x, weight, of_weight is not None))
         return [of_x, of_weight]
 
     node = tape.record("_fused_rms_norm", (x, weight), backward, (x, weight), info=weight.shape)
     out, root = tape.make("_fused_rms_norm", (x.shape, x.dtype), ((*rows, 1), "float32"))
     return tape.link(node, out, saved=(root,))
+
+
+MANY_ROWS = 64 * 1024
+"""Rows from which on a norm's backward sums by blocks of them. Source: LaunchGammaBetaBackwardCUDAKernel,
+aten/src/ATen/native/cuda/layer_norm_kernel.cu, torch 2.13."""
+
+
+def partial_sums(x: Tensor, weight: Tensor, vectors: int) -> tuple[Any, ...]:
+    """Bytes inside a norm's backward on CUDA over many short rows: blocks of each of the `vectors` whose gradient is
+    asked for."""
+    tape, width = x.tape, weight.shape[0]
+    if tape.rules == "cpu" or width // 32 >= tape.multiprocessors // 2:
+        return ()
+    rows, most = x.numel // width, MANY_ROWS // 2 // -(-width // 32)
+    if isinstance(rows, int):
+        return (min(most, -(-rows // 32)) * width * weight.width,) * vectors if rows > MANY_ROWS else ()
+    import numpy as np
+
+    return (np.where(rows > MANY_ROWS, np.minimum(most, -(-rows // 32)) * width * weight.width, 0),) * vectors
 
 
 class LayerNorm(Module):
@@ -144,7 +165,8 @@ class LayerNorm(Module):
                 None if edge is None else tape.new("native_layer_norm_backward", node.info, weight_dtype)
                 for edge in node.edges[1:]
             ]
-            tape.hidden("native_layer_norm_backward", *copied)
+            sums = partial_sums(saved[0], saved[1], sum(vector is not None for vector in vectors))
+            tape.hidden("native_layer_norm_backward", *copied, *sums)
             return [of_x, *vectors]
 
         weight_dtype = weight.dtype

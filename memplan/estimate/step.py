@@ -25,6 +25,11 @@ GENERATIONS = {
     "rtx-5090": (12, 0), "rtx-pro-6000": (12, 0),
 }  # fmt: skip
 """Compute capability by the beginning of a card's name. Source: CUDA C++ Programming Guide, compute capabilities."""
+MULTIPROCESSORS = {
+    "a100": 108, "h100": 132, "h200": 132, "b200": 148, "l40s": 142, "rtx-4090": 128, "rtx-5090": 170,
+    "rtx-pro-6000": 188,
+}  # fmt: skip
+"""By the beginning of a card's name. Source: the architecture papers and the cards' data sheets."""
 WORKSPACE_BYTES = {8: 8_519_680, 9: 32 * MIB, 10: 32 * MIB, 12: 32 * MIB}
 """cuBLAS's workspace for each thread, by the capability's first number. Source: `parseChosenWorkspaceSize`,
 aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13."""
@@ -32,9 +37,15 @@ aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13."""
 
 def tape_of(device: DeviceSpec) -> Tape:
     """An empty ledger under the rules of `device`."""
-    generation = next((pair for start, pair in GENERATIONS.items() if device.name.startswith(start)), (9, 0))
+    card = next((start for start in GENERATIONS if device.name.startswith(start)), "h100")
+    generation = GENERATIONS[card]
     workspace_bytes = WORKSPACE_BYTES[generation[0]] if device.rules == "cuda" else 0
-    return Tape(device.rules, generation=generation, workspace_bytes=workspace_bytes)
+    return Tape(
+        device.rules,
+        generation=generation,
+        multiprocessors=MULTIPROCESSORS[card],
+        workspace_bytes=workspace_bytes,
+    )
 
 
 def new_tape(run: RunSpec) -> Tape:

@@ -26,11 +26,15 @@ CUDA_BLOCK_BYTES = 512
 class Tape:
     """The ledger of one step."""
 
-    def __init__(self, rules: str, *, generation: tuple[int, int] = (9, 0), workspace_bytes: int = 0) -> None:
+    def __init__(
+        self, rules: str, *, generation: tuple[int, int] = (9, 0), multiprocessors: int = 132, workspace_bytes: int = 0
+    ) -> None:
         self.rules = rules
         """`cuda` or `cpu`: whose rounding, kernels and autocast lists hold."""
         self.generation = generation
         """Compute capability of the card."""
+        self.multiprocessors = multiprocessors
+        """Of the card."""
         self.workspace_bytes = workspace_bytes
         """What cuBLAS takes for each thread that runs products."""
         self.allocs: list[Alloc] = []
