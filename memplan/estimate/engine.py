@@ -71,11 +71,9 @@ def run_backward(tape: "Tape", root: Tensor, seed: Tensor | None, *, retain: boo
 def run_node(tape: "Tape", node: Node, grads: list[Any], *, retain: bool) -> list[Any]:
     """Gradients of a node's inputs, in their dtypes; what it saved is let go."""
     saved = [one.unpack(tape) if isinstance(one, Holder) else one for one in node.saved]
-    packed = list(node.saved)  # released at the end of the op
+    outs = list(node.backward(node, saved, grads))
     if not retain:
         node.saved = []
-    outs = list(node.backward(node, saved, grads))
-    packed.clear()
     grads.clear()
     saved.clear()
     for number, edge in enumerate(node.edges):
