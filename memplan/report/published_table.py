@@ -1,6 +1,7 @@
 """Published figures beside what trace and estimate say."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from memplan.analysis.published import PublishedPair
 from memplan.report.table import Column, Table
@@ -41,6 +42,11 @@ def published_table(pairs: Sequence[PublishedPair]) -> Table:
     footer = []
     if exact:
         footer.append(f"{len(exact)} eager rows: largest error of the trace {format_percent(max(exact)).lstrip('+')}")
+    errors = [pair.estimated_error_frac for pair in pairs if not pair.row.compiled]
+    told = [abs(error) for error in errors if error is not None]
+    if told:
+        largest, middle = (format_percent(of(told)).lstrip("+") for of in (max, median))
+        footer.append(f"largest error of the estimate {largest}, median {middle}")
     if len(exact) < len(pairs):
         footer.append("an eager trace of a compiled step is an upper bound")
     return Table(columns=COLUMNS, rows=rows, footer=tuple(footer))

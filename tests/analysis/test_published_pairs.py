@@ -20,10 +20,11 @@ def pair(name: str, traced: int, estimated: int | None = None, *, compiled: bool
         window="steady",
         compiled=compiled,
         device=card("a100-80g"),
-        script=Path("step.py"),
-        function="make",
+        step=(Path("step.py"), "make"),
         arguments={},
         question=None,
+        sizes=None,
+        above_start=False,
     )
     return PublishedPair(row=row, traced_bytes=traced, estimated_bytes=estimated)
 
@@ -36,6 +37,7 @@ def test_errors_are_sorted_and_upper_bounds_come_last() -> None:
     assert pairs[1].estimated_error_frac is None
     text = render(published_table(pairs), "md")
     assert "2 eager rows: largest error of the trace 2.00 %" in text
+    assert "largest error of the estimate 10.00 %, median 10.00 %" in text
     assert "upper bound" in text
 
 
