@@ -8,7 +8,6 @@ OUT/rows.jsonl, from which a run that was cut off goes on.
 import itertools
 import json
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -58,7 +57,9 @@ def model_of(family: str) -> ModelSpec:
     return model_spec(str(folder))
 
 
-def run_of(model: ModelSpec, ckpt: str, loss: str, precision: str, *, batch: int = 4, seq: int | None = None) -> RunSpec:
+def run_of(
+    model: ModelSpec, ckpt: str, loss: str, precision: str, *, batch: int = 4, seq: int | None = None
+) -> RunSpec:
     """A run of `model` in its usual workload."""
     images = model.images
     usual = model.usual_workload(images)
@@ -86,7 +87,9 @@ def compared(run: RunSpec) -> dict[str, Any]:
 
 def table_of(rows: list[dict[str, Any]]) -> Table:
     """The rows, worst first, failures before all."""
-    found = [row | {"error_frac": None if row["error"] else row["estimated_bytes"] / row["traced_bytes"] - 1} for row in rows]
+    found = [
+        row | {"error_frac": None if row["error"] else row["estimated_bytes"] / row["traced_bytes"] - 1} for row in rows
+    ]
     found.sort(key=lambda row: -9.0 if row["error_frac"] is None else -abs(row["error_frac"]))
     columns = (
         *(Column(key=key, header=key, align="left") for key in ("model", "impl", "ckpt", "loss", "precision")),
@@ -103,7 +106,10 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
         f"{format_percent(median(errors), 3).lstrip('+')}, largest {format_percent(max(errors), 2).lstrip('+')}",
         f"allocated peak of a steady step on {CARD}; estimate over trace, less 1",
     )
-    cells = tuple(tuple(row[column.key] or None if column.key == "error" else row[column.key] for column in columns) for row in found)
+    cells = tuple(
+        tuple(row[column.key] or None if column.key == "error" else row[column.key] for column in columns)
+        for row in found
+    )
     return Table(columns=columns, rows=cells, footer=footer)
 
 
@@ -115,10 +121,25 @@ def main(out: Path, families: list[str]) -> None:
     done = {row["run_id"] for row in rows}
     runs = [run for family in families or (*REFERENCE, *SMALL) for run in small_runs(family)]
     if not families:
-        runs += [run_of(model_spec(name), ckpt, "full", "bf16-mixed", batch=2, seq=2048 if model_spec(name).usual_workload(0) == "lm" and model_spec(name).decoder.max_positions >= 2048 else None) for name, ckpt in FULL_SIZE.items()]
+        runs += [
+            run_of(
+                model_spec(name),
+                ckpt,
+                "full",
+                "bf16-mixed",
+                batch=2,
+                seq=2048
+                if model_spec(name).usual_workload(0) == "lm" and model_spec(name).decoder.max_positions >= 2048
+                else None,
+            )
+            for name, ckpt in FULL_SIZE.items()
+        ]
     wanted = [run for run in runs if run.run_id not in done]
-    with path.open("a") as file, ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=40) as pool:
-        for row in pool.map(compared, wanted):
+    with (
+        path.open("a") as file,
+        get_context("spawn").Pool(2, maxtasksperchild=100) as pool,
+    ):
+        for row in pool.imap(compared, wanted, chunksize=4):
             rows.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()
