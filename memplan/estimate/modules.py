@@ -78,7 +78,9 @@ class RMSNorm(Module):
     """Root-mean-square norm: `eager` by elementwise ops in fp32, or torch's own; `offset` multiplies by 1 + weight in
     fp32, and `late` casts back behind the weight."""
 
-    def __init__(self, tape: Tape, name: str, width: int, kind: str, *, offset: bool = False, late: bool = False) -> None:
+    def __init__(
+        self, tape: Tape, name: str, width: int, kind: str, *, offset: bool = False, late: bool = False
+    ) -> None:
         super().__init__(tape, name)
         self.kind = kind
         self.offset = offset
@@ -143,7 +145,7 @@ def partial_sums(x: Tensor, weight: Tensor, vectors: int) -> tuple[Any, ...]:
 
 
 class LayerNorm(Module):
-    """torch's layer norm: saves its input, mean and root of each row, fp32 on CUDA and the weight's dtype on the CPU."""
+    """torch's layer norm: saves its input, mean and root of each row, fp32 on CUDA, the weight's dtype on the CPU."""
 
     strided = False
     """Whether its input's rows do not lie one behind another in memory, so that each call on CUDA reads a copy."""

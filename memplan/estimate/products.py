@@ -125,35 +125,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     inputs = (x, weight, bias)
     node = tape.record("convolution", inputs, backward, (x, weight), info=[tensor.shape for tensor in inputs])
-    (B, _, height, width), (O, _, down, right) = x.shape, weight.shape
-    return tape.link(node, tape.make("convolution", ((B, O, height // down, width // right), x.dtype)))
-
-
-def conv1d(x: Tensor, weight: Tensor) -> Tensor:
-    """Rows x [B, I, S] by a matrix [O, I / groups, 1] -> [B, O, S]: saves both."""
-    tape = x.tape
-
-    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
-        pairs = zip(node.edges, node.info, strict=True)
-        return [None if edge is None else tape.new("convolution_backward", shape, grads[0].dtype) for edge, shape in pairs]  # fmt: skip
-
-    node = tape.record("convolution", (x, weight), backward, (x, weight), info=(x.shape, weight.shape))
-    return tape.link(node, tape.make("convolution", ((x.shape[0], weight.shape[0], x.shape[2]), x.dtype)))
-
-
-def index_copy(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
-    """A copy of rows x [N, O] with the columns [N, n] of `source` at the places [n]: saves source and places."""
-    tape = x.tape
-
-    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
-        grad, wanted = grads[0], [edge is not None for edge in node.edges]
-        return [
-            tape.new("index_fill", grad.shape, grad.dtype) if wanted[0] else None,
-            tape.new("index_select", node.info, grad.dtype) if wanted[1] else None,
-        ]
-
-    node = tape.record("index_copy", (x, source), backward, (index, source), info=source.shape)
-    return tape.link(node, tape.make("index_copy", (x.shape, x.dtype)))
+    (B, _, height, width), (channels, _, down, right) = x.shape, weight.shape
+    return tape.link(node, tape.make("convolution", ((B, channels, height // down, width // right), x.dtype)))
 
 
 def embedding(table: Tensor, tokens: Tensor) -> Tensor:

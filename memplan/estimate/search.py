@@ -49,7 +49,7 @@ def largest(peak: Callable[[int], int], gate_bytes: int, *, most: int | None = N
             known[count] = peak(count)
         return known[count]
 
-    if most is not None and most < 1 or at(1) > gate_bytes:
+    if (most is not None and most < 1) or at(1) > gate_bytes:
         return 0
     low, high = 1, 2
     while (most is None or high <= most) and at(high) <= gate_bytes:

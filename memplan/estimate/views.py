@@ -56,9 +56,13 @@ def is_ragged(size: Any, step: int) -> bool:
 
 def same(left: Shape, right: Shape) -> bool:
     """Whether two shapes are equal, dimension by dimension."""
-    if len(left) != len(right):
-        return False
-    return all(a is b or bool((a == b) if isinstance(a == b, bool) else (a == b).all()) for a, b in zip(left, right, strict=True))  # fmt: skip
+    return len(left) == len(right) and all(a is b or equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Whether two dimensions are the same number, or the same array of numbers."""
+    found = left == right
+    return found if isinstance(found, bool) else bool(found.all())
 
 
 def sum_to(grad: Tensor, shape: Shape) -> Tensor:
@@ -221,7 +225,8 @@ def split(x: Tensor, sizes: Sequence[Any], dim: int = -1) -> list[Tensor]:
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
         dtype = next(grad.dtype for grad in grads if grad is not None)
-        zeros = [tape.new("zeros", shape, dtype) for shape, grad in zip(node.info[1], grads, strict=False) if grad is None]  # fmt: skip
+        cut = zip(node.info[1], grads, strict=False)
+        zeros = [tape.new("zeros", shape, dtype) for shape, grad in cut if grad is None]
         out = tape.new("cat", node.info[0], dtype)
         zeros.clear()
         return [out]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-
 SEQ_STEP = 64
 """Tokens in which a longest sample is looked for."""
 

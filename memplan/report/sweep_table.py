@@ -7,18 +7,20 @@ from memplan.report.table import Column, Table
 from memplan.units import format_bytes
 
 
-def sweep_table(rows: Iterable[dict[str, Any]], *, limit_bytes: int | None, title: str) -> Table:
+def sweep_table(swept: Iterable[dict[str, Any]], *, limit_bytes: int | None, title: str) -> Table:
     """A row for each configuration: the levers that were swept, the estimated peak, and whether it fits."""
-    found = [row | fitting(row["peak_allocated_bytes"], limit_bytes) for row in rows]
+    found = [row | fitting(row["peak_allocated_bytes"], limit_bytes) for row in swept]
     names = [name for name in found[0] if name not in ("peak_allocated_bytes", "fits")]
+    numbers = ("batch", "chunks", "seq")
     columns = (
-        *(Column(key=name, header=name, align="right" if name in ("batch", "chunks", "seq") else "left") for name in names),
+        *(Column(key=name, header=name, align="right" if name in numbers else "left") for name in names),
         Column(key="peak_allocated_bytes", header="estimated peak", text=format_bytes),
         Column(key="fits", header="fits", align="left", text=lambda fits: "yes" if fits else "no", hide_empty=True),
-    )  # fmt: skip
+    )
     keys = [column.key for column in columns]
     footer = () if limit_bytes is None else (f"held against {format_bytes(limit_bytes)}",)
-    return Table(columns=columns, rows=tuple(tuple(row[key] for key in keys) for row in found), title=title, footer=footer)
+    rows = tuple(tuple(row[key] for key in keys) for row in found)
+    return Table(columns=columns, rows=rows, title=title, footer=footer)
 
 
 def fitting(peak_bytes: int, limit_bytes: int | None) -> dict[str, bool | None]:

@@ -39,7 +39,12 @@ def saved_bytes(out: Tensor, *shared: Tensor | None) -> int:
     for node in nodes:
         kept |= {one.storage.index for one in node.saved if one is not None}
         for edge in node.edges:
-            if edge is not None and edge[0] is not LEAF and not isinstance(edge[0], Parameter) and id(edge[0]) not in seen:
+            if (
+                edge is not None
+                and edge[0] is not LEAF
+                and not isinstance(edge[0], Parameter)
+                and id(edge[0]) not in seen
+            ):
                 seen.add(id(edge[0]))
                 nodes.append(edge[0])
     known = {tensor.storage.index for tensor in shared if tensor is not None}

@@ -188,7 +188,7 @@ class Decoder:
     make_norm: Any = RMSNorm
 
     def first_block(self) -> int | None:
-        """Number of the first layer among the blocks that the step's checkpointing counts; None where it counts none."""
+        """Number of the first layer among the blocks that checkpointing counts; None where it counts none."""
         return 0
 
     def make_embedding(self, vocab: int, hidden: int) -> Embedding:
