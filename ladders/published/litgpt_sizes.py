@@ -1,6 +1,7 @@
 """The iteration of litgpt.py over the estimate's ledger, module for module. Letters as there."""
 
 from collections.abc import Callable
+from typing import Any
 
 from litgpt_shapes import DROPOUT, FIRST_PROMPTED, HEAD_ROWS, PROMPT_ROWS, RANK, SHAPES, TRAINED, Shape
 
@@ -9,9 +10,36 @@ from memplan.estimate.attention import sdpa
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
 from memplan.estimate.ops import add, mul
 from memplan.estimate.optimizers import ForeachAdamW
-from memplan.estimate.products import conv1d, index_copy, linear, log_softmax, nll_losses
-from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.products import linear, log_softmax, nll_losses
+from memplan.estimate.tape import Node, Tape, Tensor
 from memplan.estimate.views import cat, clone, narrow, split, squeeze, to, transpose, view
+
+
+def conv1d(x: Tensor, weight: Tensor) -> Tensor:
+    """Rows x [B, I, S] by a matrix [O, I / groups, 1] -> [B, O, S]: saves both."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        dtype, pairs = grads[0].dtype, zip(node.edges, node.info, strict=True)
+        return [None if edge is None else tape.new("convolution_backward", shape, dtype) for edge, shape in pairs]
+
+    node = tape.record("convolution", (x, weight), backward, (x, weight), info=(x.shape, weight.shape))
+    return tape.link(node, tape.make("convolution", ((x.shape[0], weight.shape[0], x.shape[2]), x.dtype)))
+
+
+def index_copy(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    """A copy of rows x [N, O] with the columns [N, n] of `source` at the places [n]: saves source and places."""
+    tape = x.tape
+
+    def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
+        grad, wanted = grads[0], [edge is not None for edge in node.edges]
+        return [
+            tape.new("index_fill", grad.shape, grad.dtype) if wanted[0] else None,
+            tape.new("index_select", node.info, grad.dtype) if wanted[1] else None,
+        ]
+
+    node = tape.record("index_copy", (x, source), backward, (index, source), info=source.shape)
+    return tape.link(node, tape.make("index_copy", (x.shape, x.dtype)))
 
 
 class Norm(Module):
