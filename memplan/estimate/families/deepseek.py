@@ -147,7 +147,8 @@ class V3Router(Router):
     def __init__(self, tape: Tape, config: dict[str, Any], num: int) -> None:
         super().__init__(tape, config, num)
         self.normed = bool(config.get("norm_topk_prob", True))
-        self.e_score_correction_bias = tape.new("buffer", (num,), "float32", category="buffers")
+        storage = tape.allocate("buffer", (num,), "float32", category="buffers", copies=tape.copies)
+        self.e_score_correction_bias = Tensor(storage, (num,), "float32")
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = self.logits(x)
