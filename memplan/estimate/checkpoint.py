@@ -175,5 +175,3 @@ def put_on(tape: Tape, blocks: list[Any], mode: Checkpointing, *, shares_kv: boo
                     child.around = region(tape, child.forward, ops)
         else:
             block.around = region(tape, block.forward, ops)
-
-

@@ -136,7 +136,7 @@ class Decoder:
         """The additive mask that dense masks, eager attention, a cache of `start` tokens and a window of fewer tokens
         need."""
         spec, seen = self.spec, start + size
-        cut = 0 < window < seen
+        cut = window > 0 and views.reaches(seen, window + 1)
         behind = not views.is_zero(start) and not views.is_one(size)
         if spec.mask == "causal" and self.run.step.attention == "sdpa" and not behind and not cut:
             return None

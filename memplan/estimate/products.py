@@ -144,7 +144,7 @@ def embedding(table: Tensor, tokens: Tensor) -> Tensor:
     return tape.link(node, tape.make("embedding", ((*tokens.shape, table.shape[-1]), table.dtype)))
 
 
-def embedding_temps(num: int, table: Shape, width: int) -> tuple[int, ...]:
+def embedding_temps(num: Any, table: Shape, width: int) -> tuple[Any, ...]:
     """Bytes inside the table's gradient over `num` tokens: nothing up to 3,072, above sorted indices and fp32 sums of
     runs. Source: embedding_dense_backward_cuda, aten/src/ATen/native/cuda/Embedding.cu, torch 2.13."""
     vocab, hidden = table

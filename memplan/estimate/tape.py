@@ -186,7 +186,7 @@ class Tape:
         return tensor.alias() if self.frame is None else self.frame.pack(tensor)
 
     def backward(self, root: Tensor, seed: Tensor | None = None, *, retain: bool = False) -> None:
-        """Runs backward from a scalar, or from a tensor whose gradient is `seed`; with `retain` what was saved stays."""
+        """Runs backward from a scalar, or from a tensor whose gradient is `seed`; `retain` keeps what was saved."""
         run_backward(self, root, seed, retain=retain)
 
 

@@ -86,7 +86,7 @@ class Tensor:
         return self.storage.tape
 
     @property
-    def numel(self) -> int:
+    def numel(self) -> Any:
         """Elements."""
         return math.prod(self.shape)
 

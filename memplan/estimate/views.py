@@ -65,6 +65,12 @@ def equal(left: Any, right: Any) -> bool:
     return found if isinstance(found, bool) else bool(found.all())
 
 
+def reaches(size: Any, bound: int) -> bool:
+    """Whether a length, or every one of an array of them, is `bound` or more."""
+    found = size >= bound
+    return found if isinstance(found, bool) else bool(found.all())
+
+
 def sum_to(grad: Tensor, shape: Shape) -> Tensor:
     """`grad` summed over the dimensions that `shape` broadcast."""
     if same(grad.shape, shape):

@@ -58,7 +58,8 @@ class Batch:
         """The `index`-th of `num` equal slices along the batch, as views."""
         size = self.labels.size(0) // num
         tensors = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Batch(**{n: t if t is None else t.narrow(0, index * size, size) for n, t in tensors.items()})
+        cut: dict[str, Any] = {n: t if t is None else t.narrow(0, index * size, size) for n, t in tensors.items()}
+        return Batch(**cut)
 
 
 def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int, *, vocab: int | None = None) -> Batch:

@@ -71,7 +71,7 @@ def no_initialisation() -> AbstractContextManager[None]:
     try:
         from transformers.initialization import no_init_weights
     except ImportError:  # before transformers 5.0 had it there
-        from transformers.modeling_utils import no_init_weights
+        from transformers.modeling_utils import no_init_weights  # type: ignore[attr-defined,no-redef]
     found: AbstractContextManager[None] = no_init_weights()
     return found
 

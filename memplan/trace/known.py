@@ -47,7 +47,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 return value if twin is None else twin.item()
         if func is aten.masked_select.default and self._is_known(args[1]):
-            values, mask = torch.broadcast_tensors(*args)
+            values, mask = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]
             return aten.index.Tensor(values, self._numbers(mask))
         if func in BY_INDEX:
             args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])

@@ -125,7 +125,7 @@ def answer_of(out: Any, args: Any) -> Answer | None:
         return None
     if out.dtype.is_complex or out.requires_grad:
         return None
-    facts = (out.shape, out.stride(), out.storage_offset(), out.dtype, out.fake_device)
+    facts: tuple[Any, Any, Any, Any, Any] = (out.shape, out.stride(), out.storage_offset(), out.dtype, out.fake_device)
     storage = out.untyped_storage()
     for number, arg in enumerate(args):
         if isinstance(arg, FakeTensor) and arg.untyped_storage()._cdata == storage._cdata:

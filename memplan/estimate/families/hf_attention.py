@@ -136,7 +136,7 @@ def causal_mask(x: Tensor, kind: str, window: int | None = None, *, forced: bool
     additive one [B, 1, S, S] in the dtype of `x` where it is eager, otherwise none. `forced`: even where it is plain
     causal."""
     tape, (B, S) = x.tape, x.shape[:2]
-    cut = window is not None and window <= S
+    cut = window is not None and views.reaches(S, window)
     if kind == "sdpa" and not (cut or forced):
         return None
     mask: Tensor = tape.make("le", ((1, 1, S, S), "bool"))
@@ -147,4 +147,4 @@ def causal_mask(x: Tensor, kind: str, window: int | None = None, *, forced: bool
     mask = expand(mask, B, 1, S, S)
     if kind == "sdpa":
         return mask
-    return tape.make("where", (mask.shape, x.dtype))  # type: ignore[no-any-return]
+    return tape.make("where", (mask.shape, x.dtype))

@@ -80,7 +80,7 @@ class SmolLM3(Llama):
         attention: Any = super().make_attention(index)
         if not self.turns(index):
             attention.turned = lambda q, k, rope: (q, k)
-        return attention  # type: ignore[no-any-return]
+        return attention
 
     def turns(self, index: int) -> bool:
         """Whether layer `index` has rotary positions."""
