@@ -72,6 +72,7 @@ def write_step(run: RunSpec, sizes: Sizes | None = None) -> Tape:
     model = build(tape, run)
     tape.part = ""
     batch = make_batch(tape, run, sizes)
+    tape.kept += [model, batch]
     update = make_update(tape, step, tape.sharding.prepare(trainable(tape)))
     for thread in ("forward", "backward"):  # taken in the first step already
         tape.stay(f"cublas workspace of the {thread} thread", tape.workspace_bytes)

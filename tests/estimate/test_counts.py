@@ -6,40 +6,41 @@ import pytest
 import torch
 from samples import asked
 
-from memplan.estimate import states, uncovered
+from memplan.estimate import estimate, uncovered
+from memplan.estimate.step import write_step
 from memplan.models.factory import build_model
 from memplan.models.registry import model_spec, names, published_counts
-from memplan.spec import DeviceSpec
+from memplan.spec import DeviceSpec, RunSpec
 from memplan.step.builder import build_step
 
-COVERED = [name for name in names() if not uncovered(asked(name, "B1c1"))]
-"""Models that the formulas speak of."""
+OWN = [name for name in names() if model_spec(name).impl == "memplan"]
+"""Models of memplan's own modules; transformers' have tests beside their families."""
 
 
-def test_the_formulas_speak_of_dense_models_and_say_so_of_the_others() -> None:
-    others = {name: uncovered(asked(name, "B1c1")) for name in names() if name not in COVERED}
-    assert set(others) == {name for name in names() if model_spec(name).impl == "hf"} | {"tiny-gemma", "tiny-moe"}
-    assert others["tiny-hybrid"] == others["qwen3.5-0.8b"] == "models of transformers"
-    assert others["tiny-moe"].startswith("decoders with")
+def usual(name: str, **step: object) -> RunSpec:
+    """One sample of a model in its usual workload."""
+    model = model_spec(name)
+    workload = model.usual_workload(model.images)
+    return asked(name, "B1c1", workload=workload, attention=model.usual_attention, **step)
 
 
-@pytest.mark.parametrize("name", COVERED)
-def test_counts_equal_the_published_ones(name: str) -> None:
-    spec, published = model_spec(name), published_counts(name)
-    assert states.count_total(spec) == published["total"]
-    assert states.count_trainable(spec) == published["trainable"]
-    assert states.count_embedding(spec) == published["embedding"]
+@pytest.mark.parametrize("name", names())
+def test_counts_of_every_built_in_model_equal_the_published_ones(name: str) -> None:
+    run, published = usual(name), published_counts(name)
+    assert uncovered(run) == ""
+    answer = estimate(run)
+    assert answer.params_total == published["total"]
+    assert answer.params_trainable == published["trainable"]
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", OWN)
 def test_every_tensor_is_counted_with_its_own_size(name: str) -> None:
-    spec = model_spec(name)
     with torch.device("meta"):
-        module = build_model(spec)
+        module = build_model(model_spec(name))
     expected = Counter((parameter.numel(), parameter.requires_grad) for parameter in module.parameters())
     found: Counter[tuple[int, bool]] = Counter()
-    for group in states.param_groups(spec):
-        found[group.numel, group.trainable] += group.count
+    for parameter in write_step(usual(name)).parameters:
+        found[parameter.numel, parameter.requires_grad] += parameter.copies
     assert found == expected
 
 
@@ -50,10 +51,11 @@ def test_static_memory_is_what_torch_holds(name: str, precision: str, optimizer:
     run = asked(name, "B1c1", seq=32, precision=precision, optimizer=optimizer)
     step = build_step(run, torch.device("cpu"))
     step()
-    assert states.param_bytes(run) == sum(parameter.nbytes for parameter in step.model.parameters())
-    assert states.buffer_bytes(run) == sum(buffer.nbytes for buffer in step.model.buffers())
+    static = estimate(run).static
+    assert static.params == sum(parameter.nbytes for parameter in step.model.parameters())
+    assert static.buffers == sum(buffer.nbytes for buffer in step.model.buffers())
     held = (value for state in step.optimizer.state.values() for value in state.values())
-    assert states.optimizer_bytes(run) == sum(value.nbytes for value in held if isinstance(value, torch.Tensor))
+    assert static.optimizer == sum(value.nbytes for value in held if isinstance(value, torch.Tensor))
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-wide", "tiny-molmo2"])
@@ -67,16 +69,12 @@ def test_gradients_are_what_torch_holds(name: str) -> None:
         for parameter in step.model.parameters()
         if parameter.grad is not None
     }
-    assert states.grad_bytes(run) == sum(storages.values())
-
-
-def test_cuda_rounds_every_tensor_to_512_bytes() -> None:
-    assert [states.rounded(size, "cuda") for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]
-    assert states.rounded(513, "cpu") == 513
+    optimizer = next(phase for phase in estimate(run).phases if phase.phase == "optimizer")
+    assert optimizer.breakdown.grads == sum(storages.values())
 
 
 def test_adam_counters_take_a_block_each_on_cuda_when_fused_only() -> None:
     card = DeviceSpec(name="card", rules="cuda")
     fused, loop = (asked("tiny", "B1c1", optimizer=name, device=card) for name in ("adamw", "adamw-loop"))
-    tensors = sum(group.count for group in states.param_groups(fused.model))
-    assert states.optimizer_bytes(fused) - states.optimizer_bytes(loop) == 512 * tensors
+    tensors = sum(parameter.copies for parameter in write_step(fused).parameters)
+    assert estimate(fused).static.optimizer - estimate(loop).static.optimizer == 512 * tensors
