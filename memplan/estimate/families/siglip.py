@@ -65,9 +65,10 @@ class PoolingHead(Module):
         query_bias, pair_bias = views.split(self.in_proj_bias, [H, 2 * H], 0)
         q = mm(lowered(flatten(probe, 0, 1)), transpose(cast_weight(query_weight), 0, 1), cast_weight(query_bias))
         pair_bias, pair_weight = cast_weight(pair_bias), cast_weight(pair_weight)
-        rows = flatten(clone(transpose(lowered(x), 0, 1)), 0, 1)
+        cast = lowered(x)
+        rows = flatten(clone(transpose(cast, 0, 1)), 0, 1)
         pairs = add(mm(rows, transpose(pair_weight, 0, 1)), pair_bias)
-        del rows
+        del rows, cast
         pairs = view(clone(pairs), 2, P, B * self.heads, size)
         k, v = views.unbind(pairs)
         k, v = transpose(k, 0, 1), transpose(v, 0, 1)
