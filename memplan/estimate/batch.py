@@ -99,9 +99,10 @@ def labelled_images(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
     config = config_of(run)
     vision = config.get("vision_config", config)
     size = vision["image_size"]
+    sides = size if isinstance(size, list) else (size, size)
     return {
         "labels": ((sizes.batch, 1), "int64"),
-        "pixels": ((sizes.batch, vision["num_channels"], size, size), "float32"),
+        "pixels": ((sizes.batch, vision["num_channels"], *sides), "float32"),
     }
 
 

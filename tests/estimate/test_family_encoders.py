@@ -53,9 +53,12 @@ def changed(name: str) -> list[dict[str, Any]]:
     if name == "siglip":
         towers = [other | {"image_size": 8 * draw.randint(1, 9)} for other in others(FAMILY[name]["vision_config"])]
         return [FAMILY[name] | {"vision_config": without_groups(tower)} for tower in towers]
+    configs = [without_groups(other) for other in others(FAMILY[name])]
+    if name == "bert":
+        return configs
     return [
-        without_groups(other) | {"qkv_bias": bool(index % 2)} if name == "vit" else without_groups(other)
-        for index, other in enumerate(others(FAMILY[name]))
+        config | {"qkv_bias": bool(index % 2), "image_size": [40, 8 * (index + 1)], "patch_size": [8, 4]}
+        for index, config in enumerate(configs)
     ]
 
 

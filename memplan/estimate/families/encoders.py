@@ -25,13 +25,24 @@ Facts = dict[str, Any]
 """Keys of a configuration."""
 
 
+def pair(size: Any) -> tuple[Any, Any]:
+    """Height and width, which a configuration gives as one number where they are equal."""
+    return (size[0], size[1]) if isinstance(size, list) else (size, size)
+
+
+def num_patches(config: Facts) -> Any:
+    """Patches of an image."""
+    (height, width), (down, right) = pair(config["image_size"]), pair(config["patch_size"])
+    return (height // down) * (width // right)
+
+
 class Patches(Module):
     """Whole images [B, C, h, w] -> [B, P, H] by a convolution whose steps are as wide as its window."""
 
     def __init__(self, tape: Tape, name: str, config: Facts) -> None:
         super().__init__(tape, name)
-        width, size = config["hidden_size"], config["patch_size"]
-        self.weight = tape.setup.parameter(tape, f"{name}.weight", (width, config["num_channels"], size, size))
+        width, sides = config["hidden_size"], pair(config["patch_size"])
+        self.weight = tape.setup.parameter(tape, f"{name}.weight", (width, config["num_channels"], *sides))
         self.bias = tape.setup.parameter(tape, f"{name}.bias", (width,))
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -125,10 +136,10 @@ class VitEmbeddings(Module):
 
     def __init__(self, tape: Tape, config: Facts) -> None:
         super().__init__(tape, "embeddings")
-        width, size = config["hidden_size"], config["patch_size"]
+        width = config["hidden_size"]
         self.cls_token = tape.setup.parameter(tape, "cls_token", (1, 1, width))
         self.patch_embeddings = Patches(tape, "patch_embeddings", config)
-        rows = (config["image_size"] // size) ** 2 + 1
+        rows = num_patches(config) + 1
         self.position_embeddings = tape.setup.parameter(tape, "position_embeddings", (1, rows, width))
 
     def forward(self, pixels: Tensor) -> Tensor:

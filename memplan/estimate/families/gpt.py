@@ -6,6 +6,7 @@ batch, `S` sequence, `H` hidden, `A` heads, `D` head size, `F` feed-forward.
 
 from typing import Any
 
+from memplan.errors import MemplanError
 from memplan.estimate import views
 from memplan.estimate.checkpoint import put_on
 from memplan.estimate.families import config_of
@@ -109,6 +110,8 @@ class Gpt2:
         self.tape = tape
         self.config = config_of(run)
         self.kind = run.step.attention
+        if self.config["reorder_and_upcast_attn"] and self.kind == "eager":
+            raise MemplanError("estimate has no formula for reorder_and_upcast_attn.", "Type memplan trace.")
         width, vocab, layers = (self.config[key] for key in ("n_embd", "vocab_size", "n_layer"))
         tape.component = "embedding"
         self.wte = Embedding(tape, "wte", vocab, width)

@@ -6,7 +6,7 @@ Locals live as long as those of models/siglip/modeling_siglip.py. Letters: `B` i
 from memplan.errors import MemplanError
 from memplan.estimate import ops, views
 from memplan.estimate.families import config_of
-from memplan.estimate.families.encoders import Encoder, Facts, Mlp, Patches
+from memplan.estimate.families.encoders import Encoder, Facts, Mlp, Patches, num_patches
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
 from memplan.estimate.ops import add
@@ -22,7 +22,7 @@ class SiglipEmbeddings(Module):
     def __init__(self, tape: Tape, config: Facts) -> None:
         super().__init__(tape, "embeddings")
         self.patch_embedding = Patches(tape, "patch_embedding", config)
-        num = (config["image_size"] // config["patch_size"]) ** 2
+        num = num_patches(config)
         self.position_embedding = Embedding(tape, "position_embedding", num, config["hidden_size"])
         self.position_ids = tape.new("buffer", (1, num), "int64", category="buffers")
 
