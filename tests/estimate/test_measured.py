@@ -6,8 +6,8 @@ The whole matrix with SmolLM2-135M is `ladders/agreement_cpu.toml`; here is what
 import pytest
 from samples import asked, measured_peak
 
-from memplan.estimate import estimate
-from memplan.estimate import peak as peak_module
+from memplan.estimate import estimate, losses
+from memplan.estimate.tape import Tensor
 from memplan.spec import RunSpec
 from memplan.units import KIB
 
@@ -81,15 +81,16 @@ def test_autocast_peaks_are_estimated_within_a_hundredth() -> None:
 
 
 def test_a_forgotten_tensor_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check can fail: without the logits' kept log-probabilities, the estimate misses."""
+    """The check can fail: without the log-probabilities that the loss keeps, the estimate misses."""
     run = asked("tiny", "B4c1")
-    real = peak_module.loss_cost
+    real = losses.cross_entropy
 
-    def forgetful(*args: object, **options: object) -> object:
-        import dataclasses
+    def forgetful(logits: Tensor, labels: Tensor) -> Tensor:
+        out = real(logits, labels)
+        assert out.node is not None
+        for node in (out.node, out.node.edges[0][0]):
+            node.saved.clear()
+        return out
 
-        cost = real(*args, **options)  # type: ignore[arg-type]
-        return dataclasses.replace(cost, loss=cost.loss - cost.saved)
-
-    monkeypatch.setattr(peak_module, "loss_cost", forgetful)
+    monkeypatch.setattr(losses, "cross_entropy", forgetful)
     assert abs(error_bytes(run)) > EXACT

@@ -1,6 +1,12 @@
 """Small configurations of transformers' families, in which sizes that could be taken for one another differ."""
 
+import copy
 from typing import Any
+
+from memplan.models.hf_config import spec_of, trained
+from memplan.spec import DeviceSpec, ModelSpec, RunSpec, StepSpec
+from memplan.spec.device import CPU
+from memplan.spec.hf_facts import complete
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -135,3 +141,29 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """A configuration by family, as `config.json` would have it; heads of another size than hidden / heads where it allows
 them."""
+
+
+def small_spec(family: str, *, layers: int = 0, tower: int = 0) -> ModelSpec:
+    """The model of a small configuration; with as many blocks as asked for, their kinds going on as they began."""
+    facts = copy.deepcopy(SMALL[family])
+    text = facts.get("text_config", facts)
+    if layers:
+        if family == "siglip":
+            text = facts["vision_config"]
+        text["n_layer" if family == "gpt2" else "num_hidden_layers"] = layers
+        if "layer_types" in text:
+            kinds = text["layer_types"][:3] if family.startswith("gemma3") else text["layer_types"]
+            text["layer_types"] = [kinds[index % len(kinds)] for index in range(layers)]
+    if tower:
+        facts["vision_config"]["num_hidden_layers"] = tower
+        if "adapter_config" in facts:
+            facts["adapter_config"]["vision_feature_layer"] = [tower - 2, tower - 1]
+    return spec_of(trained(complete(facts).config, []), name=family, source="tests")
+
+
+def small_run(family: str, *, device: DeviceSpec = CPU, layers: int = 0, tower: int = 0, **step: Any) -> RunSpec:
+    """A small step of a small model, with an image a sample where it reads images."""
+    spec = small_spec(family, layers=layers, tower=tower)
+    images = int(spec.vision is not None)
+    values = {"batch": 2, "seq": min(spec.seq, 32), "images": images, "workload": spec.usual_workload(images)}
+    return RunSpec(model=spec, step=StepSpec(**values | {"attention": spec.usual_attention} | step), device=device)

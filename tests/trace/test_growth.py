@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from growth_checks import check_growth
 from samples import asked
 
 from memplan.backends.fewer import fewer_blocks
@@ -10,7 +11,7 @@ from memplan.backends.simulated import simulate, trace_steps
 from memplan.spec import RunSpec
 from memplan.spec.device import CPU, card
 from memplan.trace.events import Trace
-from memplan.trace.growth import Stack, grow
+from memplan.trace.growth import Stack, grow, repetition
 
 H100 = card("h100-80g")
 
@@ -40,25 +41,51 @@ def test_a_grown_trace_is_the_full_one(model: str, rung: str, changes: dict[str,
     check_growth(whole)
 
 
-def check_growth(whole: RunSpec) -> None:
-    few = fewer_blocks(whole)
-    assert few.run.model.decoder.num_layers < whole.model.decoder.num_layers
-    story, full = trace_steps(few.run), trace_steps(whole)
-    few = few.named(story.block_paths)
-    grown = few.grown(story.trace)
-    assert grown is not None
-    assert grown.allocs == full.trace.allocs
-    assert grown.events == full.trace.events
-    assert grown.marks == full.trace.marks
-    assert grown.places == full.trace.places
-    assert few.counted((name, size) for name, size, _ in story.params) == sum(size for _, size, _ in full.params)
-
-
 def test_simulation_says_the_same_with_and_without_growth() -> None:
     run = with_blocks(asked("tiny", "B4c2@full", device=H100, seq=32), 9)
     grown, full = simulate(run), simulate(run, grow_blocks=False)
     assert grown.grown and not full.grown
     assert dataclasses.replace(grown, grown=False) == full
+
+
+@pytest.mark.parametrize(
+    ("kinds", "found"),
+    [
+        ("aaaaaaa", (0, 1, 3)),
+        ("aaaa", (0, 1, 0)),
+        ("abababababab", (0, 2, 2)),
+        ("abababababa", (0, 2, 1)),
+        ("daaaaaa", (1, 1, 2)),
+        ("aaaaaarfffr", (0, 1, 2)),
+        ("llflflflflflf", (1, 2, 2)),
+        ("abcdefgh", (0, 1, 0)),
+        ("", (0, 1, 0)),
+    ],
+)
+def test_the_longest_repetition_is_found(kinds: str, found: tuple[int, int, int]) -> None:
+    assert repetition(kinds) == found
+
+
+def with_pattern(run: RunSpec, **pattern: int) -> RunSpec:
+    decoder = dataclasses.replace(run.model.decoder, **pattern)  # type: ignore[arg-type]
+    return dataclasses.replace(run, model=dataclasses.replace(run.model, decoder=decoder))
+
+
+def test_sliding_blocks_repeat_with_the_full_ones_between_them() -> None:
+    check_growth(with_pattern(asked("tiny", "B2c1@full", seq=32), num_layers=16, window=8, full_every=3))
+
+
+def test_a_towers_blocks_are_fewer_too() -> None:
+    run = with_pattern(asked("tiny-molmo2", "B2c1@full"), num_layers=6)
+    assert run.model.vision is not None
+    tower = dataclasses.replace(run.model.vision, num_layers=11, layers_read=(6, 10))
+    check_growth(dataclasses.replace(run, model=dataclasses.replace(run.model, vision=tower)), lists=2)
+
+
+def test_the_first_blocks_are_not_cut_where_they_alone_are_checkpointed() -> None:
+    run = with_blocks(asked("tiny", "B2c1@first:9", seq=32), 12)
+    assert fewer_blocks(run).run is run
+    check_growth(with_blocks(asked("tiny", "B2c1@first:2", seq=32), 12))
 
 
 def few_blocks() -> tuple[Trace, Stack]:
