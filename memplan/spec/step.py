@@ -145,6 +145,11 @@ class StepSpec:
         ):
             if getattr(self, name) not in known:
                 raise MemplanError(f"Unknown {name} {getattr(self, name)!r}.", near_names(getattr(self, name), known))
+        if self.suffix and self.autocasts and self.checkpointing.kind == "selective":
+            raise MemplanError(
+                f"Under {self.precision} a prefix leaves the suffix casts that a selective recomputation lacks.",
+                "Type --ckpt full, or --precision bf16.",
+            )
         if self.loss == "held" and self.workload == "distill":
             raise MemplanError("Held logits are compared with labels, not with a teacher.", "Type --loss full.")
         if self.update == "backward":

@@ -62,6 +62,10 @@ def test_what_is_not_asked_leaves_the_identity_alone() -> None:
         ({"clip": 0.0}, "above zero"),
         ({"clip": float("nan")}, "above zero"),
         ({"world": 2}, "one device"),
+        (
+            {"workload": "prefix-suffix", "suffix": 8, "ckpt": "selective", "precision": "bf16-mixed"},
+            "leaves the suffix casts",
+        ),
     ],
 )
 def test_a_step_that_cannot_be_says_why(step: dict[str, object], why: str) -> None:
