@@ -295,7 +295,7 @@ def test_an_interrupt_leaves_a_valid_file_and_a_table(tmp_path: Path) -> None:
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert [row.rung for row in read_rows(rows)] == ["B1c1@none"]
