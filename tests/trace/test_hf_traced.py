@@ -41,7 +41,8 @@ def parameters_of(spec: ModelSpec) -> int:
 
 def check_story(family: str, ckpt: str, loss: str, precision: str) -> None:
     """A step of `family` is traced, its parameters are all there, and blocks of each list run again if asked to."""
-    run = small_run(family, device=H100, ckpt=ckpt, loss=loss, precision=precision)
+    layers = 0 if family == "qwen3_5_text" else 2  # of which the first three are of one kind
+    run = small_run(family, device=H100, layers=layers, ckpt=ckpt, loss=loss, precision=precision)
     story = trace_steps(run)
     trace = story.trace
     assert sum(size for _, size, _ in story.params) == parameters_of(run.model)
@@ -72,15 +73,8 @@ def test_every_family_is_traced_in_every_mode(family: str) -> None:
     assert not failed, "\n".join(failed)
 
 
-@pytest.mark.parametrize(
-    ("family", "size", "step"),
-    [
-        ("deepseek_v3", {"layers": 7}, {"ckpt": "full", "precision": "bf16"}),
-        ("gemma2", {"layers": 11}, {"precision": "bf16-mixed"}),
-    ],
-)
-def test_blocks_of_several_kinds_are_grown(family: str, size: dict[str, int], step: dict[str, str]) -> None:
-    check_growth(small_run(family, device=H100, **size, **step))
+def test_blocks_behind_an_unlike_one_are_grown() -> None:
+    check_growth(small_run("deepseek_v3", device=H100, layers=6, ckpt="full", precision="bf16"))
 
 
 DEPTHS = {
