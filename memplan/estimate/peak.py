@@ -33,6 +33,8 @@ def estimate(run: RunSpec) -> Estimate:
         logits_per_sample_bytes=logits,
         reserved=reserved_band(allocated, run.device),
         process=process_band(allocated, run.device, world=run.step.world),
+        host_bytes=tape.peak_host_bytes,
+        managed_bytes=tape.managed_bytes,
     )
 
 

@@ -94,6 +94,10 @@ class Estimate:
     """Segments that the allocator holds at the peak."""
     process: Band
     """What the driver reports for the process then."""
+    host_bytes: int = 0
+    """Most that offloaded tensors take of the host's memory at once, as its allocator rounds it."""
+    managed_bytes: int = 0
+    """Paged optimizer state in unified memory, which the driver moves between host and card."""
 
     @property
     def per_token_bytes(self) -> float:
@@ -148,4 +152,6 @@ class Estimate:
             "per_token_bytes": self.per_token_bytes,
             "per_chunk_bytes": self.per_chunk_bytes,
             "logits_per_sample_bytes": self.logits_per_sample_bytes,
+            "host_bytes": self.host_bytes,
+            "managed_bytes": self.managed_bytes,
         }

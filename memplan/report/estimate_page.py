@@ -105,6 +105,10 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
         f"reserved: {_band(estimate.reserved)}",
         f"process: {_band(estimate.process)}",
     ]
+    if estimate.host_bytes:
+        lines.append(f"on the host: {format_bytes(estimate.host_bytes)} of offloaded tensors")
+    if estimate.managed_bytes:
+        lines.append(f"in unified memory: {format_bytes(estimate.managed_bytes)} of paged optimizer state")
     if fit.limit_bytes is None:
         return [*lines, "nothing to hold it against: type --gate SIZE to see the largest batch"]
     name = "the gate" if fit.gate_bytes is not None else device.name
