@@ -3,8 +3,10 @@
 Letters: `B` batch, `S` sequence, `H` hidden, `N` images of a batch.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,8 +21,8 @@ from memplan.models.hf_build import built_config, built_module, set_dropout, val
 from memplan.models.trainable import Trainable
 from memplan.spec.model import ModelSpec
 
-TOWER = "vision"
-"""Part of the name of every image encoder inside a model: `vision_tower`, `vision_model`."""
+TOWER = re.compile(r"(^|\.)(vision|visual)(_|\.)")
+"""Names of image encoders inside a model: `vision_tower`, `vision_model`, `visual`."""
 CONNECTOR = "multi_modal_projector"
 """Name of what joins an image encoder to a decoder."""
 
@@ -42,6 +44,7 @@ class HfModel(Trainable):
         self.classifies = self.model.main_input_name == "pixel_values"
         if self.classifies and not hasattr(self.model, "classifier"):
             raise MemplanError(f"{spec.name} is {config.architectures[0]}, which has no classifier to train.")
+        self.note = hf_note(self.model)
         for component in spec.frozen:
             for parameter in component_parameters(self.model, component):
                 parameter.requires_grad_(False)
@@ -62,8 +65,6 @@ class HfModel(Trainable):
                 "do not have.",
                 "Take one of memplan's own: --model qwen3-0.6b.",
             )
-        if batch.segments is not None:
-            raise MemplanError("transformers' models are fed with full rows only.", "Type --rows full.")
         if self.classifies:
             return self.pooled(batch.pixels)
         with values_read() if is_fake(batch.tokens) else nullcontext():
@@ -81,6 +82,18 @@ class HfModel(Trainable):
             return self.model.vit(pixel_values=pixels).last_hidden_state[:, :1]
         rows = self.model.vision_model(pixel_values=pixels).last_hidden_state
         return torch.mean(rows, dim=1)[:, None]
+
+
+def hf_note(model: nn.Module) -> str:
+    """Which code transformers chose for what it has several codes for, beside attention."""
+    kinds = {type(module).__name__: module for module in model.modules()}
+    experts = next((kind.config for name, kind in kinds.items() if name.endswith("Experts")), None)
+    notes = [] if experts is None else [f"experts by transformers' {experts._experts_implementation}"]
+    if any(name.endswith("GatedDeltaNet") for name in kinds) and find_spec("fla") is None:
+        notes.append(
+            "gated delta-nets by transformers' own PyTorch code, since flash-linear-attention is not installed"
+        )
+    return "; ".join(notes)
 
 
 def image_inputs(model: Any, batch: Batch) -> dict[str, Tensor]:
@@ -102,7 +115,7 @@ def hf_block_paths(model: nn.Module) -> tuple[str, ...]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     paths = [path for path in stacks(model) if isinstance(first_block(model, path), GradientCheckpointingLayer)]
-    return tuple(sorted(paths, key=lambda path: TOWER in path))
+    return tuple(sorted(paths, key=lambda path: TOWER.search(path) is not None))
 
 
 def first_block(model: nn.Module, path: str) -> nn.Module:
@@ -118,7 +131,7 @@ def component_parameters(model: Any, component: str) -> Iterator[nn.Parameter]:
     for name, parameter in model.named_parameters():
         if CONNECTOR in name:
             found = {"connector"}
-        elif TOWER in name:
+        elif TOWER.search(name):
             found = {"vision"}
         else:
             found = {word for word, ids in (("embedding", tables), ("head", heads)) if id(parameter) in ids}

@@ -20,6 +20,8 @@ class Trainable(nn.Module):
     """Whether blocks leave keys and values to later blocks."""
     inner: str = ""
     """Name of the child that is somebody else's module: the paths that its owner knows start below it."""
+    note: str = ""
+    """Which of several codes the module chose by itself, in words."""
     vocab: int | None = None
     """Tokens that the module knows, where its spec does not say."""
 

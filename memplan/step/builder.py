@@ -38,12 +38,13 @@ class TrainStep:
         self.num_targets = int((batch.labels != IGNORED).sum())
         step = run.step
         self.blocks = {} if step.ckpt == "none" and step.compile == "off" else find_blocks(model, step.blocks)
-        self.regions, self.note = checkpoint_blocks(
+        self.regions, note = checkpoint_blocks(
             self.blocks,
             step.checkpointing,
             dropout=step.dropout > 0,
             shares_kv=model.shares_kv,
         )
+        self.note = "; ".join(filter(None, (model.note, note)))
         if step.loss_kind == "fused":
             whose = fused_implementation(batch.labels.device, distill=batch.teacher is not None)
             self.note = "; ".join(filter(None, (self.note, f"the fused loss is {whose}'s code")))

@@ -47,8 +47,8 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 return value if twin is None else twin.item()
         if func is aten.masked_select.default and self._is_known(args[1]):
-            values, mask = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]
-            return aten.index.Tensor(values, self._numbers(mask))
+            values, _ = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]
+            return aten.index.Tensor(values, self._numbers(args[1], values.shape))
         if func in BY_INDEX:
             args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])
         out = func(*args, **kwargs)
@@ -88,13 +88,14 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`index` itself, or the numbers that a known mask marks, a tensor a dimension."""
         if index is None or index.dtype is not torch.bool or not self._is_known(index):
             return [index]
-        return [*self._numbers(index)]
+        return [*self._numbers(index, index.shape)]
 
-    def _numbers(self, mask: Tensor) -> list[Tensor]:
-        """Where the known `mask` is true, in the memory that `nonzero` takes for it: a tensor a dimension."""
+    def _numbers(self, mask: Tensor, shape: torch.Size) -> list[Tensor]:
+        """Where the known `mask`, expanded to `shape`, is true, in the memory that `nonzero` takes for it: a tensor a
+        dimension."""
         with _disable_current_modes():
-            count = int(self._twin(mask).sum())
-        numbers = torch.empty(mask.dim(), count, dtype=torch.int64, device=mask.device)
+            count = int(self._twin(mask).expand(shape).sum())
+        numbers = torch.empty(len(shape), count, dtype=torch.int64, device=mask.device)
         if count:
             self._recorder.trace.allocs[-1].op = str(aten.nonzero.default)
         return list(numbers.unbind(0))

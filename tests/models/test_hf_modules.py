@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from hf_configs import SMALL, small_run, small_spec
 from samples import run_of
 
 from memplan.backends.simulated import simulate
 from memplan.errors import MemplanError
 from memplan.models.batch import synthetic_batch
 from memplan.models.factory import build_model
-from memplan.models.hf_modules import HfModel
+from memplan.models.hf_modules import HfModel, image_inputs
 from memplan.models.registry import model_spec
 from memplan.spec import DeviceSpec, ModelSpec, RunSpec, StepSpec
 from memplan.step.builder import build_step
@@ -49,6 +50,65 @@ def test_hidden_states_and_head_make_transformers_own_logits(spec: ModelSpec, at
     expected = model.model(input_ids=batch.tokens, use_cache=False).logits
     torch.testing.assert_close(model.head.logits(model(batch)), expected)
     assert model.model.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_rows_and_head_make_the_logits_of_every_family(family: str) -> None:
+    run = small_run(family, layers=0 if family == "qwen3_5_text" else 2)
+    model = build_model(run.model, attention=run.step.attention)
+    assert isinstance(model, HfModel)
+    batch = synthetic_batch(run, "cpu", 0)
+    if run.step.workload == "classify":
+        expected = model.model(pixel_values=batch.pixels).logits[:, None]
+    else:
+        expected = model.model(input_ids=batch.tokens, **image_inputs(model.model, batch)).logits
+    torch.testing.assert_close(model.head.logits(model(batch)), expected)
+    assert expected.shape == (2, batch.labels.size(1), run.model.decoder.vocab)
+
+
+def test_images_change_what_comes_behind_them() -> None:
+    """Pixels of each crop reach the rows behind its tokens, and those of one sample no other sample."""
+    for family in ("gemma3", "molmo2"):
+        run = small_run(family, images=2, seq=48)
+        model, batch = build_model(run.model), synthetic_batch(run, "cpu", 0)
+        for name, parameter in model.named_parameters():
+            if name.endswith("projection_weight"):  # Gemma 3's begins with zeros
+                torch.nn.init.normal_(parameter)
+        assert batch.pixels is not None
+        batch.pixels.requires_grad_()
+        (grad,) = torch.autograd.grad(model(batch)[0, -1].square().sum(), batch.pixels)
+        assert grad[0].flatten(1).norm(dim=1).min() > 0
+        assert grad[1].norm() == 0
+
+
+def test_chunks_of_a_batch_with_images_are_forwards_of_their_own() -> None:
+    for family in ("gemma3", "molmo2"):
+        report = compare(small_run(family, chunks=2, ckpt="full"), torch.device("cpu"))
+        assert report.same, report.differences
+
+
+def test_components_of_transformers_modules_are_frozen() -> None:
+    spec = dataclasses.replace(small_spec("molmo2"), frozen=("vision", "embedding"))
+    trained = {name for name, parameter in build_model(spec).named_parameters() if parameter.requires_grad}
+    assert not any("vision_tower" in name or "embed_tokens" in name for name in trained)
+    assert {"model.lm_head.weight", "model.model.language_model.norm.weight"} <= trained
+    assert any("multi_modal_projector" in name for name in trained)
+    tied = build_model(dataclasses.replace(small_spec("gemma3"), frozen=("blocks", "connector", "vision")))
+    assert {name for name, parameter in tied.named_parameters() if parameter.requires_grad} == {
+        "model.model.language_model.embed_tokens.weight"
+    }
+
+
+def test_what_transformers_chose_is_said() -> None:
+    assert build_step(small_run("mixtral"), torch.device("cpu")).note == "experts by transformers' grouped_mm"
+    assert "flash-linear-attention" in build_model(HYBRID).note
+    assert build_model(small_spec("llama")).note == ""
+
+
+def test_classifiers_read_no_tokens() -> None:
+    vit = small_run("vit", workload="lm")
+    with pytest.raises(MemplanError, match="--workload classify"):
+        build_step(vit, torch.device("cpu")).accumulate()
 
 
 def test_the_blocks_are_found_and_named_as_transformers_names_them() -> None:
