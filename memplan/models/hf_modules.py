@@ -86,12 +86,12 @@ class HfModel(Trainable):
 
 def hf_note(model: nn.Module) -> str:
     """Which code transformers chose for what it has several codes for, beside attention."""
-    kinds = {type(module).__name__: module for module in model.modules()}
+    kinds: dict[str, Any] = {type(module).__name__: module for module in model.modules()}
     experts = next((kind.config for name, kind in kinds.items() if name.endswith("Experts")), None)
     notes = [] if experts is None else [f"experts by transformers' {experts._experts_implementation}"]
     if any(name.endswith("GatedDeltaNet") for name in kinds) and find_spec("fla") is None:
         notes.append(
-            "gated delta-nets by transformers' own PyTorch code, since flash-linear-attention is not installed"
+            "gated delta-nets by transformers' PyTorch code, since flash-linear-attention is not installed"
         )
     return "; ".join(notes)
 
