@@ -165,9 +165,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, strided: str 
     scores = scale(product(q, transpose(k, 2, 3), "q" in strided, "k" in strided), "div")
     if mask is not None:
         scores = shift_by(scores, mask)
-    weights = to(softmax(scores, "float32"), v.dtype)
-    del scores
-    return product(weights, v, False, "v" in strided)
+    return product(to(softmax(scores, "float32"), v.dtype), v, False, "v" in strided)
 
 
 def product(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:

@@ -120,5 +120,9 @@ def test_every_workload_equals_the_trace_on_either_device(ckpt: str, loss: str, 
         if workload.get("suffix") and ckpt == "selective" and precision == "bf16-mixed":
             continue  # which torch refuses: casts that the prefix leaves to the suffix are none in its recomputation
         run = asked_of(workload | {"ckpt": ckpt, "loss": loss, "precision": precision, "device": device})
-        off = 12 * 2 * run.step.batch * run.step.images * 25 if run.step.images and device is CPU else 12 * 512
+        off = 0
+        if run.step.images and device is CPU and precision == "bf16-mixed":
+            off = 12 * 2 * run.step.batch * run.step.images * 25
+        elif device is not CPU and (ckpt, precision) == ("selective", "fp32"):
+            off = 6 * 512
         assert abs(estimated(run) - traced(run)) <= off, workload
