@@ -6,14 +6,14 @@ Source: aten/src/ATen/native/GroupedMMUtils.h `create_grouped_gemm_output_tensor
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch._subclasses import fake_impls
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 ALIGNMENT_BYTES = 16
 """Rows of a result begin at multiples of this."""
@@ -23,9 +23,17 @@ ALIGNMENT_BYTES = 16
 def grouped_products() -> Iterator[None]:
     """Gives `_grouped_mm` on fake tensors every dtype while it is open."""
     FakeTensorMode.cache_clear()
-    with patch.dict(fake_impls.op_implementations_dict, {torch.ops.aten._grouped_mm.default: _grouped_mm}):
+    with patch.dict(fake_impls.op_implementations_dict, {torch.ops.aten._grouped_mm.default: _grouped_mm}), aligned():
         yield
     FakeTensorMode.cache_clear()
+
+
+def aligned() -> AbstractContextManager[Any]:
+    """A place in which fake tensors begin at address 0, before torch 2.11, whose kernels on the CPU need addresses that
+    transformers therefore asks for (`_can_use_grouped_mm`, transformers/integrations/moe.py, 5.24)."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11):
+        return nullcontext()
+    return patch.object(FakeTensor, "data_ptr", lambda _: 0)
 
 
 def _grouped_mm(

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from memplan.trace.plain_mode import PlainMode
 from memplan.trace.reads import READS
 from memplan.trace.recorder import Recorder
 
@@ -30,7 +31,7 @@ LARGEST = 1 << 24
 """Elements beyond which nothing is computed twice."""
 
 
-class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KnownValues(PlainMode):  # type: ignore[no-untyped-call]
     """Gives sizes and values to ops that ask for those of known tensors. Entered inside of `recorder`."""
 
     def __init__(self, recorder: Recorder) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._pytree import tree_flatten
 
+from memplan.trace.plain_mode import PlainMode
+
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments that are their own keys."""
 NOT_REMEMBERED = {
@@ -42,13 +44,16 @@ class Odd(Exception):
     """An argument that no key is made of."""
 
 
-class QuickFakeMode(FakeTensorMode):
+class QuickFakeMode(PlainMode, FakeTensorMode):
     """A `FakeTensorMode` that answers what it was asked before."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]
         self._answers: dict[Any, Answer | None] = {}
         self._plain_ops: dict[Any, bool] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.dispatch(func, types, args, kwargs)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plain = self._plain_ops.get(func)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memplan.trace.accumulation import SUM, adds_in_place, in_place
 from memplan.trace.collectives import buffers
 from memplan.trace.events import Alloc, Hidden, Mark, Sync, Trace, note_hidden, order_frees
 from memplan.trace.frames import FROM_PYTHON, caller, in_optimizer, stack, untraceable
 from memplan.trace.module_paths import ModulePaths
+from memplan.trace.plain_mode import PlainMode
 from memplan.trace.reads import FOLLOWED, READS, Alarms
 from memplan.trace.storages import OnResize, inside, is_shell
 
@@ -31,7 +31,7 @@ IN_ORDER = ("forward", "loss")
 """Phases whose ops outside of modules belong to the model as a whole."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(PlainMode):  # type: ignore[no-untyped-call]
     """Notes what the ops inside it allocate and free.
 
     `frames` keeps the Python stack of each allocation. `logits_width` is the size of the last dimension by which
