@@ -90,9 +90,7 @@ def hf_note(model: nn.Module) -> str:
     experts = next((kind.config for name, kind in kinds.items() if name.endswith("Experts")), None)
     notes = [] if experts is None else [f"experts by transformers' {experts._experts_implementation}"]
     if any(name.endswith("GatedDeltaNet") for name in kinds) and find_spec("fla") is None:
-        notes.append(
-            "gated delta-nets by transformers' PyTorch code, since flash-linear-attention is not installed"
-        )
+        notes.append("gated delta-nets by transformers' PyTorch code, since flash-linear-attention is not installed")
     return "; ".join(notes)
 
 

@@ -25,13 +25,13 @@ def error_bytes(run: RunSpec) -> int:
 @pytest.mark.parametrize("loss", ["full", "chunked:4", "chunked-ckpt:4"])
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("ckpt", ["none", "full", "every:2"])
-@pytest.mark.parametrize("name", ["tiny", "tiny-wide"])
+@pytest.mark.parametrize("name", ["tiny", pytest.param("tiny-wide", marks=pytest.mark.slow)])
 def test_fp32_peaks_are_estimated_to_the_kilobyte(name: str, ckpt: str, chunks: int, loss: str) -> None:
     assert abs(error_bytes(asked(name, f"B4c{chunks}@{ckpt}", seq=64, loss=loss))) <= EXACT
 
 
 @pytest.mark.parametrize("loss", ["full", "chunked-ckpt:4"])
-@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ckpt", ["none", "full", "every:2"])
 def test_bf16_peaks_miss_packing_buffers_only(ckpt: str, chunks: int, loss: str) -> None:
     error = error_bytes(asked("tiny-wide", f"B4c{chunks}@{ckpt}", seq=128, loss=loss, precision="bf16"))
