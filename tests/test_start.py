@@ -5,19 +5,28 @@ import subprocess
 import sys
 
 LIMIT_S = 0.5
-"""The promise is 0.25 s on a quiet machine; a shared one with two cores may take twice as long."""
+"""Twice the promise of 0.25 s, since the libraries under the command line take half of that to load."""
+REFERENCE_S = 0.12
+"""The reference's time on the quiet machine for which the limit was set."""
 COMMAND = [sys.executable, "-m", "memplan", "estimate", "--model", "molmo2-4b"]
+REFERENCE = [sys.executable, "-c", "kept = {}\nfor turn in range(1_000_000): kept[turn & 1023] = (turn, kept)"]
+"""Plain work of the interpreter: where it takes longer, the machine is a slower or a busier one."""
 SLOW_TO_LOAD = ("torch", "pandas", "matplotlib", "rich", "numpy")
 
 
 def test_estimate_is_quick() -> None:
-    times = []
-    for _ in range(5):
-        before = os.times()
-        subprocess.run(COMMAND, capture_output=True, check=True)
-        after = os.times()  # the child's own work: a busy machine makes the clock's time anything
-        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(times) < LIMIT_S
+    answer, reference = (
+        min(times) for times in zip(*((work(COMMAND), work(REFERENCE)) for _ in range(5)), strict=True)
+    )
+    assert answer < LIMIT_S * max(1, reference / REFERENCE_S)
+
+
+def work(command: list[str]) -> float:
+    """The processor time of `command` in seconds: a busy machine makes the clock's anything."""
+    before = os.times()
+    subprocess.run(command, capture_output=True, check=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def test_estimate_loads_nothing_slow() -> None:

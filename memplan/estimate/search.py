@@ -26,7 +26,8 @@ def max_seq(run: RunSpec, gate_bytes: int) -> int | None:
         return None
     first = run.model.image_tokens(run.step.images) // SEQ_STEP + 1
     most = run.model.decoder.max_positions // SEQ_STEP - first + 1
-    found = largest(lambda count: peak_with(run, seq=(first + count - 1) * SEQ_STEP), gate_bytes, most=most)
+    near = min(max(run.step.seq // SEQ_STEP - first + 1, 1), most)
+    found = largest(lambda count: peak_with(run, seq=(first + count - 1) * SEQ_STEP), gate_bytes, most=most, near=near)
     return (first + found - 1) * SEQ_STEP if found else 0
 
 
@@ -35,8 +36,8 @@ def peak_with(run: RunSpec, **changes: Any) -> int:
     return int(peak_of(dataclasses.replace(run, step=dataclasses.replace(run.step, **changes))))
 
 
-def largest(peak: Callable[[int], int], gate_bytes: int, *, most: int | None = None) -> int:
-    """The largest count from 1 to `most` whose peak is at or under `gate_bytes`; 0 when none is.
+def largest(peak: Callable[[int], int], gate_bytes: int, *, most: int | None = None, near: int = 1) -> int:
+    """The largest count from 1 to `most` whose peak is at or under `gate_bytes`, sought from `near` on; 0 when none is.
 
     More samples or tokens never need less memory (tests/estimate/test_search.py), and every moment grows linearly or
     faster, so that the peak is convex: a line through two counts that fit leads to one that fits no more or nearly,
@@ -49,9 +50,13 @@ def largest(peak: Callable[[int], int], gate_bytes: int, *, most: int | None = N
             known[count] = peak(count)
         return known[count]
 
-    if (most is not None and most < 1) or at(1) > gate_bytes:
+    if most is not None and most < 1:
         return 0
-    low, high = 1, 2
+    if at(near) > gate_bytes:
+        near = 1
+    if at(near) > gate_bytes:
+        return 0
+    low, high = near, near + 1
     while (most is None or high <= most) and at(high) <= gate_bytes:
         slope = (at(high) - at(low)) / (high - low)
         step = int((gate_bytes - at(high)) / slope) + 1 if slope else high
