@@ -115,8 +115,9 @@ class CudaWindow:
             self._cuda.synchronize(self._index)
         stats = self._close_segment()
         counters = self._read_counters(stats)
+        told: dict[str, Any] = self._peaks | {name: value - self._counters[name] for name, value in counters.items()}
         self.reading = Reading(
-            peak=WindowPeak(**self._peaks, **{name: value - self._counters[name] for name, value in counters.items()}),
+            peak=WindowPeak(**told),
             phase_peaks=self._phase_peaks,
             live_bytes=stats.get("allocated_bytes.all.current", 0),
         )

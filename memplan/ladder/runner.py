@@ -9,11 +9,11 @@ from typing import Any, Literal
 from memplan.backends.environment import available_ram_bytes, fingerprint
 from memplan.errors import MemplanError
 from memplan.ladder.folder import ROWS_FILE
-from memplan.ladder.gate import FINAL, judge
+from memplan.ladder.gate import judge
 from memplan.ladder.points import Point
 from memplan.ladder.windows import device_facts, fold
 from memplan.launch.process import Outcome, run_worker
-from memplan.record import RungResult, append_row, read_rows
+from memplan.record import FINAL, RungResult, append_row, read_rows
 from memplan.spec import Ladder
 from memplan.units import format_bytes
 

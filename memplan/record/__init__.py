@@ -3,7 +3,7 @@
 from memplan.record.fit import SEQ_STEP, Check, Fit
 from memplan.record.formula import FormulaLine
 from memplan.record.memory import CATEGORIES, PHASES, Band, Estimate, MemoryBreakdown, PhasePeak
-from memplan.record.outcome import RungResult, WindowPeak
+from memplan.record.outcome import FINAL, STATUSES, WHOLE, Failure, RungResult, WindowPeak
 from memplan.record.parity import Mutation, ParityReport, RecomputeDifference, TensorDifference
 from memplan.record.store import append_row, read_rows
 from memplan.record.trace import (
@@ -19,11 +19,15 @@ from memplan.record.trace import (
 
 __all__ = [
     "CATEGORIES",
+    "FINAL",
     "PHASES",
     "SEQ_STEP",
+    "STATUSES",
+    "WHOLE",
     "Band",
     "Check",
     "Estimate",
+    "Failure",
     "Fit",
     "FormulaLine",
     "LiveTensor",

@@ -22,7 +22,7 @@ def append_row(path: Path, row: RungResult) -> None:
 
 
 def read_rows(path: Path) -> tuple[RungResult, ...]:
-    """Rows of the jsonl file at `path`, the last line of each run counting; a torn line is left out.
+    """Rows of the jsonl file at `path`, the last line of each run and repeat counting; a torn line is left out.
 
     MemplanError when there is no such file or a whole line is no row of a ladder.
     """
@@ -30,7 +30,7 @@ def read_rows(path: Path) -> tuple[RungResult, ...]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise MemplanError(f"{path} cannot be read: {error.strerror}.") from None
-    rows: dict[str, RungResult] = {}
+    rows: dict[tuple[str, int], RungResult] = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:
             data = json.loads(line)
@@ -40,6 +40,6 @@ def read_rows(path: Path) -> tuple[RungResult, ...]:
             row = RungResult.from_dict(data)
         except (TypeError, AttributeError, KeyError):
             raise MemplanError(f"{path}, line {number} is not a row of a ladder.") from None
-        rows.pop(row.run_id, None)
-        rows[row.run_id] = row
+        rows.pop(row.key, None)
+        rows[row.key] = row
     return tuple(rows.values())

@@ -1,6 +1,7 @@
 """The question: which model, which step, which device. Frozen dataclasses over the standard library."""
 
 from memplan.spec.device import DeviceSpec
+from memplan.spec.entry import EntryRun
 from memplan.spec.ladder import Ladder
 from memplan.spec.model import ConnectorSpec, DecoderSpec, ModelSpec, RopeScaling, VisionSpec
 from memplan.spec.run import RunSpec
@@ -11,6 +12,7 @@ __all__ = [
     "ConnectorSpec",
     "DecoderSpec",
     "DeviceSpec",
+    "EntryRun",
     "Ladder",
     "ModelSpec",
     "RopeScaling",

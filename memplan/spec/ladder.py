@@ -72,22 +72,38 @@ class Ladder:
     gate_bytes: int | None = None
     """A rung passes when its peak stays at or under this; None: no gate."""
     gate_on: str = "allocated"
-    """Which peak the gate reads: `allocated` or `reserved`."""
+    """Which peak the gate reads: `allocated`, `reserved` or `used`."""
     warmup: int = 1
-    """Steps between the first and the measured ones."""
+    """Least steps between the first and the measured ones; more follow until they are steady."""
     steps: int = 3
-    """Timed steps."""
+    """Least timed steps."""
+    min_time_s: float = 0.0
+    """Least seconds of timed steps; more steps follow until then."""
     timeout_s: int = 1800
     """Seconds after which a rung's process is ended."""
+    repeat: int = 1
+    """Processes for each rung; the first of every rung come before the second."""
+    entry: str | None = None
+    """A step of the user's own, `pkg.mod:make_step`, which is climbed instead of a model's."""
+    parity: bool = True
+    """Whether what is checkpointed is first held against the plain step."""
+    allow_shared: bool = False
+    """Whether to climb on a device that other processes use."""
+    snapshot_on_oom: bool = False
+    """Whether a rung that ran out of memory runs once more, with the allocator's history recorded."""
 
     def __post_init__(self) -> None:
         if not self.rungs:
             raise MemplanError("No rung was given.", "Type rungs like B12c6,B8c4.")
-        for name, number in (("steps", self.steps), ("timeout", self.timeout_s)):
+        for name, number in (("steps", self.steps), ("timeout", self.timeout_s), ("repeat", self.repeat)):
             if number < 1:
                 raise MemplanError(f"{name} is {number}; it must be 1 or more.")
         if self.warmup < 0:
             raise MemplanError(f"warmup is {self.warmup}; it must be 0 or more.")
+        if not 0 <= self.min_time_s < self.timeout_s:
+            raise MemplanError(
+                f"min-time is {self.min_time_s:g}; it must be 0 or more seconds, and less than the timeout."
+            )
         if self.device not in DEVICES:
             raise MemplanError(f"Unknown device {self.device!r}.", near_names(self.device, DEVICES))
         if self.gate_on not in GATES:
@@ -122,7 +138,7 @@ class Ladder:
     def from_dict(data: dict[str, Any], *, name: str, origin: str) -> "Ladder":
         """The ladder that the keys of `data` describe; MemplanError names a key that is unknown or of a wrong kind."""
         fields = {field.name for field in dataclasses.fields(Ladder)}
-        known = fields - {"name", "gate_bytes", "timeout_s"} | {"gate", "timeout"}
+        known = fields - {"name", *RENAMED} | set(RENAMED.values())
         values: dict[str, Any] = {"name": name}
         for key, value in data.items():
             field = key.replace("-", "_")
@@ -135,14 +151,18 @@ class Ladder:
             elif field in ("model", "ckpt", "loss", "precision", "compile"):
                 texts = _texts(origin, key, value, joined=True)[0].split(",")
                 values[field] = tuple(text.strip() for text in texts)
-            elif field in ("seq", "images", "suffix", "world", "warmup", "steps", "timeout"):
+            elif field in ("seq", "images", "suffix", "world", "warmup", "steps", "timeout", "repeat"):
                 if type(value) is not int:
                     raise MemplanError(f"{origin}: {key} must be a whole number, not {value!r}.")
                 values["timeout_s" if field == "timeout" else field] = value
-            elif field in ("clip", "dropout"):
+            elif field in ("clip", "dropout", "min_time"):
                 if type(value) not in (int, float):
                     raise MemplanError(f"{origin}: {key} must be a number, not {value!r}.")
-                values[field] = float(value)
+                values["min_time_s" if field == "min_time" else field] = float(value)
+            elif field in ("parity", "allow_shared", "snapshot_on_oom"):
+                if type(value) is not bool:
+                    raise MemplanError(f"{origin}: {key} must be true or false, not {value!r}.")
+                values[field] = value
             else:
                 values[field] = _texts(origin, key, value, joined=True)[0]
         for key in ("rungs", "model"):
@@ -152,7 +172,9 @@ class Ladder:
 
 
 DEVICES = ("auto", "cuda", "cpu", "simulated")
-GATES = ("allocated", "reserved")
+GATES = ("allocated", "reserved", "used")
+RENAMED = {"gate_bytes": "gate", "timeout_s": "timeout", "min_time_s": "min_time"}
+"""Fields whose unit their key leaves out."""
 
 
 def _texts(origin: str, key: str, value: object, *, joined: bool = False) -> tuple[str, ...]:

@@ -86,6 +86,15 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.model.name
+
+    def step_dict(self) -> dict[str, Any]:
+        """The step, as a row has it."""
+        return dataclasses.asdict(self.step)
+
+    @property
     def title(self) -> str:
         """Model and rung: `qwen3-4b B4c1@full`."""
         return f"{self.model.name} B{self.step.batch}c{self.step.chunks}@{self.step.ckpt}"

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from samples import row_of
 
-from memplan.ladder.gate import FINAL, judge
+from memplan.ladder.gate import judge
+from memplan.record import FINAL, STATUSES
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,9 @@ from memplan.ladder.gate import FINAL, judge
         ({"status": "oom", "peak_allocated_bytes": None}, 100, "oom", "fail"),
         ({"status": "oom", "peak_allocated_bytes": 50}, 100, "oom", "fail"),
         ({"status": "oom", "peak_allocated_bytes": None}, None, "oom", "inconclusive"),
+        ({"status": "thrash", "peak_allocated_bytes": 50}, 100, "thrash", "fail"),
+        ({"status": "numerics_fail", "peak_allocated_bytes": 50}, 100, "numerics_fail", "fail"),
+        ({"status": "oom_suspect", "peak_allocated_bytes": 50}, 100, "oom_suspect", "inconclusive"),
         ({"status": "timeout", "peak_allocated_bytes": 50}, 100, "timeout", "inconclusive"),
         ({"status": "killed", "peak_allocated_bytes": 50}, 100, "killed", "inconclusive"),
         ({"status": "error", "peak_allocated_bytes": 500}, 100, "error", "inconclusive"),
@@ -37,11 +41,14 @@ def test_a_row_can_be_held_against_another_gate() -> None:
 
 
 def test_the_gate_reads_the_peak_it_was_told_to() -> None:
-    row = row_of(peak_allocated_bytes=100, peak_reserved_bytes=200)
+    row = row_of(peak_allocated_bytes=100, peak_reserved_bytes=200, peak_used_bytes=300)
     assert judge(row, gate_bytes=150, gate_on="allocated").verdict == "pass"
     assert judge(row, gate_bytes=150, gate_on="reserved").verdict == "fail"
+    assert judge(row, gate_bytes=250, gate_on="reserved").verdict == "pass"
+    assert judge(row, gate_bytes=250, gate_on="used").verdict == "fail"
     assert judge(row_of(), gate_bytes=150, gate_on="reserved").verdict == "inconclusive"
 
 
 def test_only_what_says_something_about_the_rung_is_final() -> None:
-    assert set(FINAL) == {"ok", "over_gate", "oom"}
+    retried = {"oom_suspect", "killed", "host_oom", "timeout", "dirty_device", "error", "skipped"}
+    assert set(STATUSES) - set(FINAL) == retried

@@ -52,7 +52,7 @@ def test_kept_ladders_are_valid(path: Path) -> None:
         ({"model": []}, "model must be text"),
         ({"clip": "1"}, "clip must be a number"),
         ({"device": "gpu"}, "Unknown device"),
-        ({"gate_on": "used"}, "Unknown gate-on"),
+        ({"gate_on": "memory"}, "Unknown gate-on"),
         ({"steps": 0}, "steps is 0"),
         ({"timeout": 0}, "timeout is 0"),
         ({"name": "../mine"}, "unknown key 'name'"),
