@@ -1,15 +1,17 @@
-"""One table, five looks: for a terminal, for a log, Markdown, csv, json and jsonl."""
+"""One table, six looks: for a terminal, for a log, Markdown, HTML, csv, json and jsonl."""
 
 import csv
+import html
 import io
 import json
 import os
 import sys
 
 from memplan.errors import MemplanError, near_names
+from memplan.report.outside import CELL_CHARS, LINE_CHARS, for_markdown, for_spreadsheet, visible
 from memplan.report.table import Table
 
-FORMS = ("table", "json", "jsonl", "md", "csv")
+FORMS = ("table", "json", "jsonl", "md", "csv", "html")
 WRAP_FROM = 32
 """Characters from which a cell may be wrapped on a terminal. A table that does not fit even so is printed plain."""
 STATUS_STYLES = {
@@ -25,6 +27,13 @@ STATUS_STYLES = {
     "timeout": "yellow",
     "killed": "yellow",
     "inconclusive": "yellow",
+    "better": "green",
+    "fixed": "green",
+    "worse": "red",
+    "broke": "red",
+    "ambiguous": "yellow",
+    "insufficient": "yellow",
+    "incomparable": "yellow",
 }
 """Colour of a cell by its text."""
 
@@ -41,6 +50,8 @@ def render(table: Table, form: str = "table", *, rich: bool = False) -> str:
     folded = table.folded()
     if form == "md":
         return _markdown(folded)
+    if form == "html":
+        return _html(folded)
     return _rich(folded) if rich else _plain(folded)
 
 
@@ -56,7 +67,7 @@ def wants_rich() -> bool:
 
 
 def _plain(table: Table) -> str:
-    headers, texts = table.headers(), table.texts()
+    headers, texts = table.headers(), _visible(table.texts())
     widths = [max(len(line[index]) for line in [headers, *texts]) for index in range(len(headers))]
 
     def line(cells: list[str]) -> str:
@@ -67,23 +78,51 @@ def _plain(table: Table) -> str:
         return "  ".join(padded).rstrip()
 
     body = [line(headers), "  ".join("-" * width for width in widths), *(line(cells) for cells in texts)]
-    return "\n".join([*([table.title, ""] if table.title else []), *body, *_spaced(table.footer)])
+    return "\n".join([*([table.title, ""] if table.title else []), *body, *_spaced(_lines(table))])
 
 
 def _markdown(table: Table) -> str:
     def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(cells) + " |"
 
     rule = "|" + "|".join("---" if column.align == "left" else "--:" for column in table.columns) + "|"
-    body = [line(table.headers()), rule, *(line(cells) for cells in table.texts())]
-    return "\n".join([*([f"**{table.title}**", ""] if table.title else []), *body, *_spaced(table.footer, "<br>")])
+    texts = [[for_markdown(visible(cell, CELL_CHARS)) for cell in cells] for cells in table.texts()]
+    body = [line([header.replace("|", "\\|") for header in table.headers()]), rule, *(line(cells) for cells in texts)]
+    title = [f"**{for_markdown(table.title)}**", ""] if table.title else []
+    return "\n".join([*title, *body, *_spaced(tuple(for_markdown(text) for text in table.footer), "<br>")])
+
+
+def _html(table: Table) -> str:
+    """A table element and its lines below; a cell whose text has a colour is of the class of that name."""
+
+    def cell(text: str, align: str) -> str:
+        kind = " ".join(word for word in ("number" if align == "right" else "", STATUS_STYLES.get(text, "")) if word)
+        shown = html.escape(visible(text, CELL_CHARS))
+        return f'<td class="{kind}">{shown}</td>' if kind else f"<td>{shown}</td>"
+
+    aligned = [column.align for column in table.columns]
+    heads = "".join(
+        f'<th scope="col"{" class=number" if align == "right" else ""}>{html.escape(visible(header, CELL_CHARS))}</th>'
+        for header, align in zip(table.headers(), aligned, strict=True)
+    )
+    body = "".join(
+        f"<tr>{''.join(cell(text, align) for text, align in zip(cells, aligned, strict=True))}</tr>\n"
+        for cells in table.texts()
+    )
+    caption = f"<caption>{html.escape(visible(table.title))}</caption>\n" if table.title else ""
+    lines = "".join(f"<li>{html.escape(line)}</li>\n" for line in _lines(table))
+    below = f'\n<ul class="below">\n{lines}</ul>' if lines else ""
+    return f"<table>\n{caption}<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>{below}"
 
 
 def _csv(table: Table) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, [column.key for column in table.columns], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table.records())
+    for record in table.records():
+        writer.writerow(
+            {key: for_spreadsheet(value) if isinstance(value, str) else value for key, value in record.items()}
+        )
     return file.getvalue().rstrip("\n")
 
 
@@ -94,7 +133,7 @@ def _rich(table: Table) -> str:
     from rich.text import Text
 
     console = Console()
-    headers, texts = table.headers(), table.texts()
+    headers, texts = table.headers(), _visible(table.texts())
     widths = [max(len(line[index]) for line in [headers, *texts]) for index in range(len(headers))]
     least = [min(width, WRAP_FROM) for width in widths]
     if sum(least) + 2 * len(least) > console.width:
@@ -106,9 +145,17 @@ def _rich(table: Table) -> str:
         drawn.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in cells))
     with console.capture() as capture:
         console.print(drawn)
-        for text in table.footer:
+        for text in _lines(table):
             console.print(Text(text, style="dim"))
     return capture.get().rstrip("\n")
+
+
+def _visible(texts: list[list[str]]) -> list[list[str]]:
+    return [[visible(cell, CELL_CHARS) for cell in cells] for cells in texts]
+
+
+def _lines(table: Table) -> tuple[str, ...]:
+    return tuple(visible(line, LINE_CHARS) for line in table.footer)
 
 
 def _spaced(footer: tuple[str, ...], ending: str = "") -> list[str]:

@@ -47,12 +47,12 @@ class Table:
             index
             for index, column in enumerate(self.columns)
             if (column.hide_constant and len({row[index] for row in self.rows}) <= 1)
-            or (column.hide_empty and all(row[index] is None for row in self.rows))
+            or (column.hide_empty and all(missing(row[index]) for row in self.rows))
         ]
         told = [
             f"{self.columns[index].header} {self.cell(self.rows[0], index)}"
             for index in constant
-            if self.rows and self.rows[0][index] is not None
+            if self.rows and not missing(self.rows[0][index])
         ]
         kept = [index for index in range(len(self.columns)) if index not in constant]
         return Table(
@@ -65,7 +65,7 @@ class Table:
     def cell(self, row: Sequence[Any], index: int) -> str:
         """Text of one value."""
         value = row[index]
-        return MISSING if value is None else self.columns[index].text(value)
+        return MISSING if missing(value) else self.columns[index].text(value)
 
     def headers(self) -> list[str]:
         """Header of each column, its unit behind it."""
@@ -76,6 +76,12 @@ class Table:
         return [[self.cell(row, index) for index in range(len(self.columns))] for row in self.rows]
 
     def records(self) -> list[dict[str, Any]]:
-        """Rows as dicts of raw values by key."""
+        """Rows as dicts of raw values by key; None where there is none."""
         keys = [column.key for column in self.columns]
-        return [dict(zip(keys, row, strict=True)) for row in self.rows]
+        values = [[None if missing(value) else value for value in row] for row in self.rows]
+        return [dict(zip(keys, row, strict=True)) for row in values]
+
+
+def missing(value: Any) -> bool:
+    """Whether there is no value: None, or a number that is none."""
+    return value is None or value != value

@@ -8,7 +8,8 @@ import pytest
 from samples import row_of
 
 from memplan.errors import MemplanError
-from memplan.report.ladder_table import ladder_table, peak_phase, provenance
+from memplan.report.ladder_columns import peak_phase
+from memplan.report.ladder_table import ladder_table, provenance
 from memplan.report.render import FORMS, render
 from memplan.report.table import Column, Table
 from memplan.units import MIB
