@@ -13,47 +13,14 @@ from memplan.spec.device import CPU, card
 if TYPE_CHECKING:
     from memplan.analysis import Agreement
     from memplan.analysis.published import PublishedPair
-    from memplan.ladder.runner import Climb, Note
     from memplan.record.explain import BlockPolicy
     from memplan.record.trace import TraceReport
     from memplan.spec.published import Published
 
-REPORTS = Path("reports")
-"""Where climbs without `--out` go, below the current folder."""
 PUBLISHED = Path("ladders/published")
 """Where published figures are, below the current folder."""
 DEFAULT_CARD = "h100-80g"
 """The card that is assumed where none is named, as in `memplan.ladder.points`."""
-
-
-def climb(
-    ladder: Ladder,
-    *,
-    out: Path | None,
-    resume: bool,
-    say: "Callable[[Note], None]",
-    tell: Callable[[Sequence[str]], None],
-) -> "Climb":
-    """The rows of `ladder`, measured on this machine, in a folder of their own; MemplanError before the first rung when
-    any of them cannot be climbed or the folder cannot be written. `tell` hears what was assumed, `say` what goes on."""
-    from memplan.estimate import estimate as estimated
-    from memplan.estimate import uncovered
-    from memplan.ladder import runner
-    from memplan.ladder.folder import open_folder
-    from memplan.ladder.points import assumed, find_device, points
-
-    device, simulated = find_device(ladder.device, ladder.gpu)
-    found = points(ladder, device, simulated=simulated)
-    runner.check(ladder, found)
-    estimates = {
-        point.run.run_id: None if uncovered(point.run) else estimated(point.run).peak_allocated_bytes for point in found
-    }
-    folder = open_folder(out, ladder.name, resume=resume, reports=REPORTS)
-    unknown = sorted({unknown for point in found if (unknown := uncovered(point.run))})
-    tell([*assumed(ladder, found), *(f"not estimated, since no formula knows it: {what}" for what in unknown)])
-    return runner.climb(
-        ladder, found, folder, resume=resume, estimated=lambda point: estimates[point.run.run_id], say=say
-    )
 
 
 def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
@@ -110,7 +77,9 @@ def one_run(question: Ladder, device: DeviceSpec, *, verb: str) -> RunSpec:
         raise MemplanError(
             f"{verb} answers for one rung at a time, of one model in one way.", "Type memplan ladder for several."
         )
-    return found[0].run
+    run = found[0].run
+    assert isinstance(run, RunSpec)
+    return run
 
 
 def limit_of(question: Ladder, device: DeviceSpec) -> int | None:
@@ -137,7 +106,9 @@ def explain(question: Ladder, device: DeviceSpec) -> "BlockPolicy":
         raise MemplanError("explain answers for one rung and mode at a time.", "Type one --ckpt.")
     from memplan.backends.explain import explain as explained
 
-    return explained(found[0].run)
+    run = found[0].run
+    assert isinstance(run, RunSpec)
+    return explained(run)
 
 
 def trace_entry(entry: str, device: DeviceSpec, gate_bytes: int | None) -> tuple[TracedSteps, Fit]:
@@ -200,8 +171,9 @@ def verify(variants: Ladder) -> Iterator[ParityReport]:
 
     from memplan.step.parity import compare
 
-    for point in found:
-        yield compare(point.run, torch.device(point.run.device.rules))
+    for run in (point.run for point in found):
+        assert isinstance(run, RunSpec)
+        yield compare(run, torch.device(run.device.rules))
 
 
 def calibrate(folders: Sequence[Path]) -> tuple[tuple[RungResult, ...], "Agreement"]:

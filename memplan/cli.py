@@ -1,23 +1,18 @@
 """The command line: parse, call the api, hand the answer to the report. No arithmetic and no formatting here."""
 
-import json
-import os
-import signal
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from memplan import api
+from memplan import api, cli_ladder
+from memplan.cli_io import DEFAULT_MODEL, Gate, Output, say, show, show_json, typed
 from memplan.cli_options import RUNG, STEP, options
 from memplan.errors import MemplanError, NothingMeasuredError
 from memplan.record import Fit
 from memplan.spec import Ladder
-from memplan.units import decimal_note, parse_bytes, parse_percent
-
-DEFAULT_MODEL = "molmo2-4b"
+from memplan.units import parse_bytes, parse_percent
 
 app = typer.Typer(
     name="memplan",
@@ -27,62 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
 )
-
-# Spellings that several verbs share, beside those of `cli_options`.
-Gate = Annotated[str | None, typer.Option("--gate", help="What the peak is held against: 71GiB.")]
-Output = Annotated[str, typer.Option("-o", "--output", help="table, json, jsonl, md, csv.")]
-
-
-@app.command()
-@options(STEP)
-def ladder(
-    rungs: Annotated[str, typer.Argument(help="Rungs like B12c6,B8c4@full, or a file.toml.", metavar="RUNGS")],
-    device: Annotated[str | None, typer.Option("--device", help="auto, cuda, cpu, simulated.")] = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Card of a simulated climb, h100-80g when none is named.")
-    ] = None,
-    gate: Gate = None,
-    gate_on: Annotated[str | None, typer.Option("--gate-on", help="allocated, reserved.")] = None,
-    warmup: Annotated[int | None, typer.Option("--warmup", help="Steps before the measured one.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Timed steps.")] = None,
-    timeout: Annotated[int | None, typer.Option("--timeout", help="Seconds a rung may take.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier climb.")] = False,
-    output: Output = "table",
-    **step: Any,
-) -> None:
-    """Train real steps, one fresh process a rung, and hold each peak against a gate."""
-    from memplan.report.ladder_table import ladder_table, provenance
-    from memplan.report.page import write_page
-    from memplan.report.progress import Progress
-    from memplan.report.render import check_form, render, wants_rich
-
-    check_form(output)
-    given = _given(**step, device=device, gpu=gpu, gate=gate, gate_on=gate_on, warmup=warmup, steps=steps,
-                   timeout=timeout)  # fmt: skip
-    question = _ladder(rungs, given)
-    progress = Progress()
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        climbed = api.climb(
-            question,
-            out=out,
-            resume=resume,
-            tell=_say,
-            say=lambda note: progress.say(note.number, note.total, note.rung, note.text, note.kind),
-        )
-    finally:
-        progress.done()
-        signal.signal(signal.SIGTERM, before)
-    rows = climbed.rows
-    if output in ("json", "jsonl"):
-        _print_json([row.to_dict() for row in rows], lines=output == "jsonl")
-    else:
-        _print(render(ladder_table(rows, footer=provenance(rows)), output, rich=wants_rich()))
-    if rows:
-        write_page(rows, climbed.folder)
-    _say([f"results: {climbed.folder}"])
-    raise typer.Exit(climbed.exit_code)
+cli_ladder.add_verbs(app)
 
 
 @app.command()
@@ -103,7 +43,7 @@ def estimate(
     if method not in ("formulas", "trace"):
         raise MemplanError(f"Unknown method {method!r}.", "Type --method formulas or --method trace.")
     if method == "formulas" and ":" in (step["model"] or "") and not sweep and not explain:
-        _say(["No formula knows a model of your own: its states are counted and its activations traced."])
+        say(["No formula knows a model of your own: its states are counted and its activations traced."])
         method = "trace"
     if method == "trace":
         trace(**step, gpu=gpu, device=device, gate=gate, plot=None, entry=None, output=output)
@@ -118,22 +58,22 @@ def estimate(
         from memplan.report.sweep_table import sweep_table
 
         rows, run = api.sweep(question, on, sweep)
-        _say(assumptions(run, given.keys() | _given(gpu=gpu).keys()))
+        say(assumptions(run, given.keys() | typed(gpu=gpu).keys()))
         limit_bytes = api.limit_of(question, on)
-        _print(render(sweep_table(rows, limit_bytes=limit_bytes, title=f"{run.model.name} on {on.name}"), output))
+        show(render(sweep_table(rows, limit_bytes=limit_bytes, title=f"{run.model.name} on {on.name}"), output))
         return
     answer, fit = api.estimate(question, on)
-    _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
+    say(assumptions(answer.run, given.keys() | typed(gpu=gpu).keys()))
     if explain:
         from memplan.report.formula_table import formula_table
 
-        _print(render(formula_table(answer, *api.explain_estimate(question, on)), output))
+        show(render(formula_table(answer, *api.explain_estimate(question, on)), output))
     elif output == "table":
-        _print(estimate_page(answer, fit))
+        show(estimate_page(answer, fit))
     elif output in ("json", "jsonl"):
-        _print_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)
+        show_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)
     else:
-        _print(render(phase_table(answer), output))
+        show(render(phase_table(answer), output))
     _end_at_gate(fit)
 
 
@@ -164,7 +104,7 @@ def trace(
         title, heading, answer = entry, f"{entry}\ntraced for {on.name}", trace_json(steps, fit)
     else:
         traced, fit, per_sample_bytes = api.trace(_one_rung(rung, given, name="trace"), on)
-        _say(assumptions(traced.run, given.keys() | _given(gpu=gpu).keys()))
+        say(assumptions(traced.run, given.keys() | typed(gpu=gpu).keys()))
         steps, heading = traced.steps, run_heading(traced, per_sample_bytes)
         answer = trace_json(traced, fit) | {"per_sample_bytes": per_sample_bytes}
         title = traced.run.title
@@ -172,11 +112,11 @@ def trace(
         name = "gate" if fit.gate_bytes is not None else on.name
         timeline_plot(steps, plot, title=title, gate_bytes=fit.limit_bytes, gate_name=name)
     if output == "table":
-        _print(trace_page(steps, fit, heading=heading))
+        show(trace_page(steps, fit, heading=heading))
     elif output in ("json", "jsonl"):
-        _print_json([answer], lines=output == "jsonl", single=True)
+        show_json([answer], lines=output == "jsonl", single=True)
     else:
-        _print(render(trace_phase_table(steps), output))
+        show(render(trace_phase_table(steps), output))
     _end_at_gate(fit)
 
 
@@ -200,11 +140,11 @@ def explain(
     rung, given = _rung_and_given(step)
     question = _one_rung(rung, {"ckpt": "selective"} | given, name="explain")
     answer = api.explain(question, api.estimated_device(device, gpu))
-    _say(assumptions(answer.run, given.keys() | _given(gpu=gpu).keys()))
+    say(assumptions(answer.run, given.keys() | typed(gpu=gpu).keys()))
     if output in ("json", "jsonl"):
-        _print_json([answer.to_dict()], lines=output == "jsonl", single=True)
+        show_json([answer.to_dict()], lines=output == "jsonl", single=True)
     else:
-        _print(render(explain_table(answer), output, rich=wants_rich()))
+        show(render(explain_table(answer), output, rich=wants_rich()))
 
 
 @app.command()
@@ -213,7 +153,7 @@ def models(output: Output = "table") -> None:
     from memplan.report.lists import models_table
     from memplan.report.render import render, wants_rich
 
-    _print(render(models_table(api.models()), output, rich=wants_rich()))
+    show(render(models_table(api.models()), output, rich=wants_rich()))
 
 
 @app.command()
@@ -222,7 +162,7 @@ def doctor(output: Output = "table") -> None:
     from memplan.report.lists import doctor_table
     from memplan.report.render import render, wants_rich
 
-    _print(render(doctor_table(api.doctor()), output, rich=wants_rich()))
+    show(render(doctor_table(api.doctor()), output, rich=wants_rich()))
 
 
 @app.command()
@@ -240,11 +180,11 @@ def verify(
     from memplan.report.render import check_form, render, wants_rich
 
     check_form(output)
-    given = _given(**step, device=device)
+    given = typed(**step, device=device)
     assumed = {"model": "tiny", "device": "cpu", "loss": "full,chunked-ckpt:2"}
     question = Ladder.from_dict(assumed | given | {"rungs": rungs}, name="verify", origin="options")
     reports = list(api.verify(question))
-    _print(render(parity_table(reports), output, rich=wants_rich()))
+    show(render(parity_table(reports), output, rich=wants_rich()))
     raise typer.Exit(0 if all(report.same for report in reports) else 1)
 
 
@@ -268,15 +208,15 @@ def calibrate(
     if published:
         from memplan.report.published_table import published_table
 
-        pairs = api.published(folders or (), say=lambda name: _say([f"tracing {name}"]))
-        _print(render(published_table(pairs), output, rich=wants_rich()))
+        pairs = api.published(folders or (), say=lambda name: say([f"tracing {name}"]))
+        show(render(published_table(pairs), output, rich=wants_rich()))
         raise typer.Exit(0 if all(pair.holds(within_frac) for pair in pairs) else 1)
     if not folders:
         raise MemplanError("calibrate needs a folder of results.", "Type memplan calibrate reports/NAME.")
     rows, found = api.calibrate(folders)
     if not found.pairs:
         raise NothingMeasuredError("None of these rows has both an estimate and a measurement.")
-    _print(render(agreement_table(found, footer=provenance(rows)), output, rich=wants_rich()))
+    show(render(agreement_table(found, footer=provenance(rows)), output, rich=wants_rich()))
     raise typer.Exit(found.exit_code(within_frac))
 
 
@@ -285,11 +225,11 @@ def main() -> NoReturn:
     try:
         app()
     except MemplanError as error:
-        _say([f"memplan: {error}"])
+        say([f"memplan: {error}"])
         sys.exit(error.exit_code)
     except OSError as error:  # a full disk, a folder that was taken away
         where = f"{error.filename}: " if error.filename else ""
-        _say([f"memplan: {where}{error.strerror or error}."])
+        say([f"memplan: {where}{error.strerror or error}."])
         sys.exit(MemplanError.exit_code)
     sys.exit(0)
 
@@ -300,21 +240,6 @@ def _end_at_gate(fit: Fit) -> None:
         raise typer.Exit(1)
 
 
-def _ladder(rungs: str, given: dict[str, Any]) -> Ladder:
-    """The ladder of a file, or of rungs, with the options that were given."""
-    if rungs.endswith(".toml") or "/" in rungs:
-        return Ladder.from_toml(Path(rungs), given)
-    values = {"model": DEFAULT_MODEL} | given | {"rungs": rungs}
-    device = values.get("device", "auto")
-    return Ladder.from_dict(values, name=f"{_plain(values['model'])}_{device}", origin="options")
-
-
-def _plain(models: str) -> str:
-    """Names of models as a folder's name; of a path its last part that says something."""
-    paths = [Path(name.strip()) for name in models.split(",")]
-    return "+".join((path.parent if path.name == "config.json" else path).name or "model" for path in paths)
-
-
 def _rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, dict[str, Any]]:
     """The rung that `--rung` or `--batch` and `--chunks` name, or None, and the other options that were typed."""
     rung, batch, chunks = (step.pop(name) for name in RUNG)
@@ -322,45 +247,12 @@ def _rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, di
         raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
     if batch is not None or chunks is not None:
         rung = f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
-    return rung, _given(**step, **others)
+    return rung, typed(**step, **others)
 
 
 def _one_rung(rung: str | None, given: dict[str, Any], *, name: str) -> Ladder:
     """The ladder of one rung, B1c1 when none was named."""
     return Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung or "B1c1"}, name=name, origin="options")
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were typed; a size in decimal units is pointed out."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if note := decimal_note(given.get("gate", "")):
-        _say([note])
-    return given
-
-
-def _print(text: str) -> None:
-    """Writes `text` to standard output. A reader that went away, as `| head` does, changes no exit code."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left over goes nowhere
-
-
-def _print_json(values: list[dict[str, Any]], *, lines: bool, single: bool = False) -> None:
-    if lines:
-        for value in values:
-            _print(json.dumps(value))
-    else:
-        _print(json.dumps(values[0] if single else values, indent=2))
-
-
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line, file=sys.stderr)
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -26,8 +26,11 @@ ALLOWED = {
     "plan": BASE | {"spec", "record", "estimate"},
     "analysis": BASE | {"spec", "record"},
     "report": BASE | {"spec", "record", "analysis"},
+    "api_ladder": BASE | {"spec", "record", "models", "backends", "launch", "ladder", "estimate", "analysis"},
     "api": BASE | {"spec", "record", "models", "step", "trace", "backends", "ladder", "estimate", "plan", "analysis"},
-    "cli": BASE | {"spec", "record", "api", "report", "cli_options"},
+    "cli": BASE | {"spec", "record", "api", "report", "cli_options", "cli_io", "cli_ladder", "cli_reports"},
+    "cli_io": BASE | {"spec", "cli_options"},
+    "cli_ladder": BASE | {"spec", "record", "api_ladder", "analysis", "report", "cli_io", "cli_options"},
     "cli_options": BASE,
     "__main__": {"cli"},
 }
@@ -52,6 +55,7 @@ TORCH_FREE = (
     "memplan.report.timeline_plot",
     "memplan.report.trace_page",
     "memplan.api",
+    "memplan.api_ladder",
     "memplan.cli",
 )
 

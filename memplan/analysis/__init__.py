@@ -2,5 +2,6 @@
 
 from memplan.analysis.agreement import Agreement, Pair, agreement
 from memplan.analysis.levers import Pulled, findings, pulled
+from memplan.analysis.recommend import Recommendation, brackets, recommend
 
-__all__ = ["Agreement", "Pair", "Pulled", "agreement", "findings", "pulled"]
+__all__ = ["Agreement", "Pair", "Pulled", "Recommendation", "agreement", "brackets", "findings", "pulled", "recommend"]

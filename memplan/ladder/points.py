@@ -3,14 +3,16 @@
 Letters: `B` batch, `S` sequence, `l` loss chunks.
 """
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memplan.backends.environment import gpu
 from memplan.errors import MemplanError
 from memplan.models.registry import model_spec
-from memplan.spec import DeviceSpec, Ladder, ModelSpec, Rung, RunSpec, StepSpec
+from memplan.spec import DeviceSpec, EntryRun, Ladder, ModelSpec, Rung, RunSpec, StepSpec
 from memplan.spec.device import CPU, card
 from memplan.spec.model import CLASSIFIERS
 from memplan.units import format_exact_bytes
@@ -26,33 +28,72 @@ class Point:
     rung: Rung
     """As typed, its checkpoint mode filled in."""
     model: str
-    """The model as typed: its name, or where its configuration is."""
-    run: RunSpec
+    """The model as typed: its name, or where its configuration is; of a step of the user's own its entry."""
+    run: RunSpec | EntryRun
     """The whole question."""
     command: str
     """What to type to climb this rung alone."""
     simulated: bool = False
     """Whether the device is imagined: the rung is traced, not run."""
 
+    @property
+    def same_but_batch(self) -> tuple[Any, ...]:
+        """What two points share that differ in nothing but their batch: along it alone memory is known to grow."""
+        step = self.run.step_dict() | {"batch": None}
+        return self.model, tuple(sorted((name, str(value)) for name, value in step.items()))
+
 
 def points(ladder: Ladder, device: DeviceSpec, *, simulated: bool = False) -> tuple[Point, ...]:
     """Every point of `ladder` on `device`, checked; MemplanError for the first that cannot be."""
-    found = []
-    for name, compiled, loss, precision, ckpt, rung in ladder.points():
+    return tuple(_point(ladder, *choice, device, simulated=simulated) for choice in ladder.points())
+
+
+def with_batch(ladder: Ladder, point: Point, batch: int) -> Point:
+    """`point` with another batch."""
+    rung = dataclasses.replace(point.rung, batch=batch)
+    if isinstance(point.run, EntryRun):
+        run: RunSpec | EntryRun = dataclasses.replace(point.run, batch=batch)
+    else:
+        run = dataclasses.replace(point.run, step=dataclasses.replace(point.run.step, batch=batch))
+    command = command_of(ladder, point.model, rung, run, simulated=point.simulated)
+    return dataclasses.replace(point, rung=rung, run=run, command=command)
+
+
+def _point(
+    ladder: Ladder,
+    name: str,
+    compiled: str,
+    loss: str,
+    precision: str | None,
+    ckpt: str,
+    rung: Rung,
+    device: DeviceSpec,
+    *,
+    simulated: bool,
+) -> Point:
+    if ladder.entry is not None:
+        name = ladder.entry
+        run: RunSpec | EntryRun = EntryRun(
+            entry=name, batch=rung.batch, chunks=rung.chunks, ckpt=ckpt, seq=rung.seq or ladder.seq, device=device
+        )
+    else:
         model = model_spec(name, ladder.impl)
         if ladder.freeze is not None:
             model = model.frozen_to(ladder.freeze)
         run = RunSpec(model=model, step=_step(ladder, model, loss, precision, ckpt, compiled, rung), device=device)
-        command = _command(ladder, name, rung, run, simulated=simulated)
-        found.append(Point(rung=rung, model=name, run=run, command=command, simulated=simulated))
-    return tuple(found)
+    command = command_of(ladder, name, rung, run, simulated=simulated)
+    return Point(rung=rung, model=name, run=run, command=command, simulated=simulated)
 
 
 def assumed(ladder: Ladder, found: Sequence[Point]) -> list[str]:
     """Lines that say which device is climbed on, and what was filled in from each model because nobody asked for it."""
-    lines = []
+    lines: list[str] = []
+    device = found[0].run.device.name
+    where = f"simulated {device}: traced on fake tensors, nothing is measured" if found[0].simulated else device
+    if ladder.entry is not None:
+        return [f"on {where}"]
     for name in ladder.model:
-        runs = [(point.rung, point.run) for point in found if point.model == name]
+        runs = [(point.rung, point.run) for point in found if point.model == name and isinstance(point.run, RunSpec)]
         filled: set[str] = set()
         for rung, run in runs:
             if rung.seq is None and ladder.seq is None:
@@ -64,8 +105,6 @@ def assumed(ladder: Ladder, found: Sequence[Point]) -> list[str]:
             if ladder.attention is None and run.step.attention != "sdpa":
                 filled.add(f"{run.step.attention} attention")
         text = f"; assumed for {name}: {', '.join(sorted(filled))}" if filled else ""
-        device = runs[0][1].device.name
-        where = f"simulated {device}: traced on fake tensors, nothing is measured" if found[0].simulated else device
         line = f"on {where}{text}"
         lines += [text for text in (line, *runs[0][1].model.notes) if text not in lines]
     return lines
@@ -134,9 +173,30 @@ def _step(
     )
 
 
-def _command(ladder: Ladder, model: str, rung: Rung, run: RunSpec, *, simulated: bool) -> str:
-    step = run.step
-    options: dict[str, object] = {
+def command_of(ladder: Ladder, model: str, rung: Rung, run: RunSpec | EntryRun, *, simulated: bool) -> str:
+    """What to type to climb this rung alone: everything that was decided is said."""
+    options = {"entry": model, "seq": run.seq} if isinstance(run, EntryRun) else _step_options(ladder, model, run.step)
+    options |= {
+        "device": "simulated" if simulated else run.device.rules,
+        "gpu": run.device.name if simulated else None,
+        "gate": None if ladder.gate_bytes is None else format_exact_bytes(ladder.gate_bytes),
+        "gate-on": ladder.gate_on,
+        "warmup": ladder.warmup,
+        "steps": ladder.steps,
+        "min-time": ladder.min_time_s or None,
+        "timeout": ladder.timeout_s,
+        "repeat": None if ladder.repeat == 1 else ladder.repeat,
+    }
+    words = ["memplan", "ladder", str(rung)]
+    for option, value in options.items():
+        if value is not None:
+            words += [f"--{option}", f"{value:g}" if isinstance(value, float) else str(value)]
+    switches = {"no-parity": not ladder.parity, "allow-shared": ladder.allow_shared}
+    return shlex.join([*words, *(f"--{name}" for name, on in switches.items() if on)])
+
+
+def _step_options(ladder: Ladder, model: str, step: StepSpec) -> dict[str, Any]:
+    return {
         "model": model,
         "impl": ladder.impl,
         "seq": step.seq,
@@ -158,16 +218,4 @@ def _command(ladder: Ladder, model: str, rung: Rung, run: RunSpec, *, simulated:
         "world": None if step.world == 1 else step.world,
         "freeze": ladder.freeze,
         "compile": None if step.compile == "off" else step.compile,
-        "device": "simulated" if simulated else run.device.rules,
-        "gpu": run.device.name if simulated else None,
-        "gate": None if ladder.gate_bytes is None else format_exact_bytes(ladder.gate_bytes),
-        "gate-on": ladder.gate_on,
-        "warmup": ladder.warmup,
-        "steps": ladder.steps,
-        "timeout": ladder.timeout_s,
     }
-    words = ["memplan", "ladder", str(rung)]
-    for option, value in options.items():
-        if value is not None:
-            words += [f"--{option}", str(value)]
-    return shlex.join(words)

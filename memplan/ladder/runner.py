@@ -1,40 +1,23 @@
-"""The climb: one fresh process a rung, each row on disk the moment it ends."""
+"""The climb: one fresh process an attempt, each row on disk the moment it ends."""
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from memplan.backends.environment import available_ram_bytes, fingerprint
 from memplan.errors import MemplanError
+from memplan.ladder.attempt import Say, Site, common, measure
 from memplan.ladder.folder import ROWS_FILE
 from memplan.ladder.gate import judge
+from memplan.ladder.guard import Guard
+from memplan.ladder.plan import Attempt, Plan, dominating
 from memplan.ladder.points import Point
-from memplan.ladder.windows import device_facts, fold
-from memplan.launch.process import Outcome, run_worker
-from memplan.record import FINAL, RungResult, append_row, read_rows
-from memplan.spec import Ladder
+from memplan.record import FINAL, Note, RungResult, append_row, read_rows
+from memplan.record.fingerprint import MEMORY_KEYS
+from memplan.spec import EntryRun, Ladder
 from memplan.units import format_bytes
-
-Run = Callable[..., Outcome]
-Say = Callable[[str, Literal["phase", "step", "end"]], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """What goes on, for whoever watches."""
-
-    number: int
-    """Which rung of the climb, from 1."""
-    total: int
-    """How many there are."""
-    rung: str
-    """Its name."""
-    text: str
-    """What it does, or how it ended."""
-    kind: Literal["phase", "step", "end"]
-    """A phase begins, a timed step is done, or the rung has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +25,13 @@ class Climb:
     """What a ladder left behind."""
 
     rows: tuple[RungResult, ...]
-    """A row for each rung that was tried or kept, in the ladder's order."""
+    """A row for each attempt that was made or kept, in the ladder's order."""
     folder: Path
     """Where they are."""
-    interrupted: bool
+    interrupted: bool = False
     """Whether it was ended by hand before the last rung."""
+    stopped: str = ""
+    """Why it ended before the last rung, in words, where the device did it."""
 
     @property
     def exit_code(self) -> int:
@@ -56,52 +41,61 @@ class Climb:
             return 130
         if any(row.verdict == "pass" or (row.gate_bytes is None and row.status == "ok") for row in self.rows):
             return 0
-        return 1 if any(row.status in FINAL for row in self.rows) else 3
+        return 1 if any(row.kind in FINAL for row in self.rows) else 3
 
 
 def climb(
     ladder: Ladder,
-    points: Sequence[Point],
-    folder: Path,
+    plan: Plan,
+    site: Site,
     *,
-    resume: bool,
-    estimated: Callable[[Point], int | None],
-    say: Callable[[Note], None],
-    run: Run = run_worker,
-    available_bytes: Callable[[], int | None] = available_ram_bytes,
+    total: int,
+    resume: bool = False,
+    retry: Collection[str] = (),
+    guard: Guard | None = None,
+    compared: Callable[[Attempt, Say], dict[str, Any]] = lambda attempt, say: {},
+    say: Callable[[Note], None] = lambda note: None,
 ) -> Climb:
-    """Rows of `points`, measured in order, added to the file in `folder` one by one.
+    """Rows of the attempts of `plan`, at most `total` of them, added to the file in the site's folder one by one.
 
-    `estimated` gives the formulas' bytes, which only guard and compare, or None where there are none; `say` is told
-    what goes on; `run` and `available_bytes` are the process and the host. With `resume`, rows whose status is final
-    are kept and held against this ladder's gate, and the other rungs are climbed again. Ctrl-C ends the climb, not what
-    was measured.
+    With `resume`, rows of this kind of device whose status is final and not in `retry` are kept and held against this
+    ladder's gate, and the others are climbed again. What a smaller batch has shown to be too large is skipped.
+    `compared` gives the comparison with the plain step, `guard` watches over the device between two rungs. Ctrl-C ends
+    the climb, not what was measured.
     """
-    rows_file = folder / ROWS_FILE
-    kept = {row.run_id: row for row in read_rows(rows_file)} if resume and rows_file.exists() else {}
-    estimates = [estimated(point) for point in points]
-    here = fingerprint()
-    rows: list[RungResult] = []
-    for number, (point, estimated_bytes) in enumerate(zip(points, estimates, strict=True), 1):
-        say_here = _speaker(say, number, len(points), str(point.rung))
-        before = kept.get(point.run.run_id)
-        try:
-            if before is not None and before.status in FINAL:
+    rows_file = site.folder / ROWS_FILE
+    kept = _kept(rows_file, site, retry) if resume and rows_file.exists() else {}
+    done: list[tuple[Attempt, RungResult]] = []
+    clock = _Clock(total)
+    stopped = ""
+    interrupted = False
+    try:
+        attempt = next(plan, None)
+        while attempt is not None and not stopped:
+            speak = _speaker(say, clock, name_of(attempt, ladder))
+            before = kept.get(attempt.key)
+            if before is not None:
                 row = judge(before, gate_bytes=ladder.gate_bytes, gate_on=ladder.gate_on)
-                say_here(f"kept from before: {row.status}", "end")
-                if row == before:
-                    rows.append(row)
-                    continue
+                said = f"kept from before: {row.status}"
             else:
-                measured = _measure(ladder, point, folder, estimated_bytes, here, say_here, run, available_bytes)
-                row = judge(measured, gate_bytes=ladder.gate_bytes, gate_on=ladder.gate_on)
-                say_here(_summary(row), "end")
-        except KeyboardInterrupt:
-            say_here("interrupted", "end")
-            return Climb(rows=tuple(rows), folder=folder, interrupted=True)
-        append_row(rows_file, row)
-        rows.append(row)
-    return Climb(rows=tuple(rows), folder=folder, interrupted=False)
+                row = _new_row(ladder, attempt, site, done, guard, compared, speak)
+                said = summary(row)
+            if row != before:
+                append_row(rows_file, row)
+            done.append((attempt, row))
+            clock.ended(row, kept=before is not None)
+            say(clock.note(name_of(attempt, ladder), said, "end", row))
+            if guard is not None and before is None:
+                stopped = guard.after(row)
+            attempt = _following(plan, row)
+    except KeyboardInterrupt:
+        say(
+            clock.note(name_of(attempt, ladder), "interrupted", "end")
+            if attempt is not None
+            else clock.note("", "", "end")
+        )
+        interrupted = True
+    return Climb(rows=tuple(row for _, row in done), folder=site.folder, interrupted=interrupted, stopped=stopped)
 
 
 def check(ladder: Ladder, points: Sequence[Point]) -> None:
@@ -110,69 +104,114 @@ def check(ladder: Ladder, points: Sequence[Point]) -> None:
     for point in points:
         if point.run.run_id in seen:
             first, run = seen[point.run.run_id].rung, point.run
-            which = f"of {run.model.name} with loss {run.step.loss} and {run.step.precision}"
-            raise MemplanError(f"The rungs {first} and {point.rung} {which} are the same run.", "Leave one out.")
+            which = (
+                run.name
+                if isinstance(run, EntryRun)
+                else f"{run.name} with loss {run.step.loss} and {run.step.precision}"
+            )
+            raise MemplanError(f"The rungs {first} and {point.rung} of {which} are the same run.", "Leave one out.")
         seen[point.run.run_id] = point
-    if ladder.gate_on == "reserved" and any(point.run.device.rules == "cpu" for point in points):
+    if ladder.gate_on != "allocated" and any(point.run.device.rules == "cpu" for point in points):
         raise MemplanError("The CPU's allocator keeps nothing in reserve.", "Type --gate-on allocated.")
+    if ladder.gate_on == "used" and points[0].simulated:
+        raise MemplanError("What the driver holds is not traced.", "Type --gate-on reserved.")
 
 
-def _speaker(say: Callable[[Note], None], number: int, total: int, rung: str) -> Say:
-    def speak(text: str, kind: Literal["phase", "step", "end"]) -> None:
-        say(Note(number=number, total=total, rung=rung, text=text, kind=kind))
-
-    return speak
-
-
-def _measure(
-    ladder: Ladder,
-    point: Point,
-    folder: Path,
-    estimated_bytes: int | None,
-    here: dict[str, Any],
-    say: Say,
-    run: Run,
-    available_bytes: Callable[[], int | None],
-) -> RungResult:
-    common: dict[str, Any] = {
-        "rung": str(point.rung),
-        "run_id": point.run.run_id,
-        "source": "simulated" if point.simulated else "measured",
-        "model": point.run.model.name,
-        "step": asdict(point.run.step),
-        "estimated_bytes": estimated_bytes,
-        "command": point.command,
-    }
-    room_bytes = available_bytes() if point.run.device.rules == "cpu" else None
-    if room_bytes is not None and estimated_bytes is not None and estimated_bytes > room_bytes:
-        error = f"not started: {format_bytes(estimated_bytes)} estimated, {format_bytes(room_bytes)} available here"
-        return RungResult(**common, status="oom", error=error, environment=here)
-    job = {"run": point.run.to_dict(), "simulated": point.simulated, "warmup": ladder.warmup, "steps": ladder.steps}
-    log = folder / f"{point.rung}.{point.run.run_id}.log".replace(":", "-")
-
-    num_timed = itertools.count(1)
-
-    def hear(event: dict[str, Any]) -> None:
-        match event.get("event"):
-            case "phase":
-                say(str(event["phase"]), "phase")
-            case "step":
-                say(f"timed {next(num_timed)}/{ladder.steps}", "step")
-
-    outcome = run(job, timeout_s=ladder.timeout_s, log=log, on_event=hear)
-    if outcome.status in ("ok", "oom"):
-        log.unlink(missing_ok=True)
-    told = fold(outcome.events)
-    return RungResult(
-        **common,
-        traced_bytes=told["peak_allocated_bytes"] if point.simulated else None,
-        status=outcome.status,
-        error=outcome.error if outcome.status in ("ok", "oom") else f"{outcome.error} (log: {log.name})",
-        environment=here | device_facts(outcome.events),
-        **told,
-    )
-
-
-def _summary(row: RungResult) -> str:
+def summary(row: RungResult) -> str:
+    """How a rung ended, in a line."""
     peak = f", peak {format_bytes(row.peak_allocated_bytes)}" if row.peak_allocated_bytes is not None else ""
     return f"{row.status}{peak}" + (f": {row.error}" if row.error else "")
+
+
+def _new_row(
+    ladder: Ladder,
+    attempt: Attempt,
+    site: Site,
+    done: Sequence[tuple[Attempt, RungResult]],
+    guard: Guard | None,
+    compared: Callable[[Attempt, Say], dict[str, Any]],
+    say: Say,
+) -> RungResult:
+    """The row of an attempt that nobody has made: skipped, refused, or measured."""
+    reason: dict[str, Any] | None = None
+    if (larger := dominating(attempt, done)) is not None:
+        name = larger.rung + (f", repeat {larger.repeat}" if larger.run_id == attempt.point.run.run_id else "")
+        why = (
+            "ran out of memory"
+            if larger.kind == "oom"
+            else f"is over the gate with {format_bytes(larger.gated_bytes or 0)}"
+        )
+        reason = {"status": f"skipped:dominated_by {larger.rung}", "error": f"not started: {name} {why}"}
+    elif guard is not None and (dirt := guard.before()):
+        reason = {"status": "dirty_device", "error": f"not started: {dirt}"}
+    if reason is not None:
+        row = RungResult(**common(attempt), **reason, environment=site.environment)
+        return judge(row, gate_bytes=ladder.gate_bytes, gate_on=ladder.gate_on)
+    parity = compared(attempt, say)
+    if parity.get("same") is False:
+        error = f"not measured: it is not the plain step at {parity['rung']}: {parity['says']}"
+        row = RungResult(
+            **common(attempt), status="numerics_fail", error=error, environment=site.environment, parity=parity
+        )
+    else:
+        row = dataclasses.replace(measure(ladder, attempt, site, say), parity=parity)
+    return judge(row, gate_bytes=ladder.gate_bytes, gate_on=ladder.gate_on)
+
+
+def _kept(rows_file: Path, site: Site, retry: Collection[str]) -> dict[tuple[str, int], RungResult]:
+    """Rows that need not be measured again: final, not asked for, and from a device and a torch like these."""
+
+    def same_place(row: RungResult) -> bool:
+        return all(
+            row.environment[key] == site.environment[key]
+            for key in MEMORY_KEYS
+            if key in row.environment and key in site.environment
+        )
+
+    return {
+        row.key: row
+        for row in read_rows(rows_file)
+        if row.kind in FINAL and row.kind not in retry and row.status not in retry and same_place(row)
+    }
+
+
+def _following(plan: Plan, row: RungResult) -> Attempt | None:
+    try:
+        return plan.send(row)
+    except StopIteration:
+        return None
+
+
+def name_of(attempt: Attempt, ladder: Ladder) -> str:
+    """Its rung, with the repeat where there are several."""
+    return str(attempt.point.rung) + (f" #{attempt.repeat}" if ladder.repeat > 1 else "")
+
+
+class _Clock:
+    """Counts attempts, and guesses from those that ended how long the others take."""
+
+    def __init__(self, total: int) -> None:
+        self.number, self.total = 1, total
+        self._taken_s: list[float] = []
+        self._began = time.monotonic()
+
+    def ended(self, row: RungResult, *, kept: bool) -> None:
+        """An attempt has ended."""
+        if not kept and row.kind != "skipped":
+            self._taken_s.append((row.elapsed_ns or 0) / 10**9)
+
+    def note(self, rung: str, text: str, kind: Literal["phase", "step", "end"], row: RungResult | None = None) -> Note:
+        """A note about the attempt that is under way."""
+        left = self.total - self.number + (kind != "end")
+        mean_s = sum(self._taken_s) / len(self._taken_s) if self._taken_s else None
+        left_s = None if mean_s is None else mean_s * left
+        note = Note(number=self.number, total=self.total, rung=rung, text=text, kind=kind, left_s=left_s, row=row)
+        self.number += kind == "end"
+        return note
+
+
+def _speaker(say: Callable[[Note], None], clock: _Clock, rung: str) -> Say:
+    def speak(text: str, kind: Literal["phase", "step", "end"]) -> None:
+        say(clock.note(rung, text, kind))
+
+    return speak

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +38,12 @@ class Outcome:
     """What went wrong, in one line; None for `ok`."""
     events: tuple[dict[str, Any], ...]
     """Its events in order, the last `end` one included."""
+    failure: dict[str, Any] | None = None
+    """What it said of the moment of its failure, as `memplan.record.Failure`."""
+    poisoned: bool = False
+    """Whether the device's context may be of no use any more, so that the device should be tried."""
+    telemetry: dict[str, Any] = field(default_factory=dict)
+    """What a watch saw meanwhile: `windows` by name, `timed`; empty without one."""
 
 
 def run_worker(

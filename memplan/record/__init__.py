@@ -5,6 +5,7 @@ from memplan.record.formula import FormulaLine
 from memplan.record.memory import CATEGORIES, PHASES, Band, Estimate, MemoryBreakdown, PhasePeak
 from memplan.record.outcome import FINAL, STATUSES, WHOLE, Failure, RungResult, WindowPeak
 from memplan.record.parity import Mutation, ParityReport, RecomputeDifference, TensorDifference
+from memplan.record.progress import Note, Planned
 from memplan.record.store import append_row, read_rows
 from memplan.record.trace import (
     LiveTensor,
@@ -33,10 +34,12 @@ __all__ = [
     "LiveTensor",
     "MemoryBreakdown",
     "Mutation",
+    "Note",
     "OutOfMemory",
     "ParityReport",
     "PhasePeak",
     "PhaseTotals",
+    "Planned",
     "RecomputeDifference",
     "RungResult",
     "SyncPoint",

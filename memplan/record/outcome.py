@@ -97,6 +97,16 @@ class Failure:
     text: str | None = None
     """Everything that the error said."""
 
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> "Failure":
+        """The failure of a JSON object; keys that this version does not know are left out."""
+        values = _known(Failure, data)
+        values["alive"] = tuple(
+            LiveTensor(**_known(LiveTensor, tensor) | {"shape": tuple(tensor["shape"])})
+            for tensor in values.get("alive", ())
+        )
+        return Failure(**values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult:
@@ -243,12 +253,7 @@ class RungResult:
             name: WindowPeak(**_known(WindowPeak, window)) for name, window in values.get("windows", {}).items()
         }
         if values.get("failure") is not None:
-            failure = _known(Failure, values["failure"])
-            failure["alive"] = tuple(
-                LiveTensor(**_known(LiveTensor, tensor) | {"shape": tuple(tensor["shape"])})
-                for tensor in failure.get("alive", ())
-            )
-            values["failure"] = Failure(**failure)
+            values["failure"] = Failure.from_dict(values["failure"])
         for name in ("step_ns", "loss", "warnings"):
             values[name] = tuple(values.get(name, ()))
         return RungResult(**values)

@@ -1,0 +1,210 @@
+"""A climb from question to rows: the glue between plan, processes, formulas and folder."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from memplan.errors import MemplanError
+from memplan.ladder import runner
+from memplan.ladder.attempt import Site, job_of
+from memplan.ladder.folder import open_folder
+from memplan.ladder.guard import Guard
+from memplan.ladder.parity import Comparisons, compared_run
+from memplan.ladder.plan import MOST_RUNGS, Attempt, Plan, every_rung, largest_batch, ordered, rehearsed
+from memplan.ladder.points import Point, assumed, find_device, points, with_batch
+from memplan.ladder.runner import Climb, check
+from memplan.launch.process import Outcome, run_worker
+from memplan.record import FINAL, STATUSES, Note, Planned
+from memplan.spec import EntryRun, Ladder, RunSpec
+
+REPORTS = Path("reports")
+"""Where climbs without `--out` go, below the current folder."""
+
+
+class Formulas:
+    """Estimated peaks, each run's once; None for what no formula knows."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int | None] = {}
+        self.unknown: set[str] = set()
+
+    def __call__(self, run: RunSpec | EntryRun) -> int | None:
+        from memplan.estimate import estimate, uncovered
+
+        if run.run_id not in self._known:
+            why = "a step of your own" if isinstance(run, EntryRun) else uncovered(run)
+            if why:
+                self.unknown.add(why)
+            self._known[run.run_id] = None if why or isinstance(run, EntryRun) else estimate(run).peak_allocated_bytes
+        return self._known[run.run_id]
+
+    def largest(self, point: Point, limit_bytes: int) -> int:
+        """The largest batch of `point` that stays at or under `limit_bytes`; MemplanError where no formula knows it."""
+        from memplan.estimate.search import max_batch
+
+        if isinstance(point.run, EntryRun) or self(point.run) is None:
+            raise MemplanError(
+                "A search starts from the estimate, and no formula knows this step.", "Type the rungs: B8,B4,B2."
+            )
+        return max_batch(point.run, limit_bytes)
+
+
+def planned(question: Ladder) -> list[Planned]:
+    """The attempts of a ladder in the order of the climb, each with what would become of it by the estimate alone."""
+    device, simulated = find_device(question.device, question.gpu)
+    found = points(question, device, simulated=simulated)
+    check(question, found)
+    formulas = Formulas()
+    return rehearsed(ordered(found, lambda point: formulas(point.run), question.repeat), question)
+
+
+def climb(
+    question: Ladder,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    retry: Sequence[str] = (),
+    search: bool = False,
+    tell: Callable[[Iterable[str]], None] = lambda lines: None,
+    say: Callable[[Note], None] = lambda note: None,
+    expect: Callable[[Sequence[tuple[str, int | None]]], None] = lambda rungs: None,
+    run: Callable[..., Outcome] = run_worker,
+) -> Climb:
+    """Climbs `question`; `tell` hears what was assumed, `expect` what is planned, `say` what goes on.
+
+    Rows come back in the ladder's order, those of a search as they were climbed. MemplanError for a question that
+    cannot be asked.
+    """
+    check_retry(retry, resume=resume)
+    if search and question.gate_bytes is None:
+        raise MemplanError("A search needs a gate to hold batches against.", "Type --gate 71GiB.")
+    device, simulated = find_device(question.device, question.gpu)
+    found = points(question, device, simulated=simulated)
+    formulas = Formulas()
+    if search:
+        found = tuple({point.same_but_batch: point for point in found}.values())
+    check(question, found)
+    attempts = ordered(found, lambda point: formulas(point.run), question.repeat)
+    plan = searching(question, found, formulas) if search else every_rung(attempts)
+    folder = open_folder(out, question.name, resume=resume, reports=REPORTS)
+    unknown = [f"not estimated, since no formula knows it: {what}" for what in sorted(formulas.unknown)]
+    tell([*assumed(question, found), *unknown])
+    expect(() if search else [(runner.name_of(one, question), one.estimated_bytes) for one in attempts])
+    site = site_of(folder, found[0], run)
+    climbed = runner.climb(
+        question,
+        plan,
+        site,
+        total=MOST_RUNGS * len(found) if search else len(attempts),
+        resume=resume,
+        retry=retry,
+        guard=guard_of(question, found[0], site),
+        compared=comparing(question, found, site, formulas),
+        say=say,
+    )
+    if search:
+        return climbed
+    places = {point.run.run_id: place for place, point in enumerate(found)}
+    rows = sorted(climbed.rows, key=lambda row: (places[row.run_id], row.repeat))
+    return dataclasses.replace(climbed, rows=tuple(rows))
+
+
+def check_retry(retry: Sequence[str], *, resume: bool) -> None:
+    """MemplanError for statuses that are none, or that nothing is kept of without `resume`."""
+    for status in retry:
+        if status.partition(":")[0] not in STATUSES:
+            raise MemplanError(f"Unknown status {status!r}.", f"Final ones are {', '.join(FINAL)}.")
+    if retry and not resume:
+        raise MemplanError("--retry says which kept rows to climb again, and nothing is kept.", "Type --resume too.")
+
+
+def searching(question: Ladder, found: Sequence[Point], formulas: Formulas) -> Plan:
+    """A search for the largest batch of each point, one after another."""
+    assert question.gate_bytes is not None
+    for point in found:
+        yield from largest_batch(
+            point,
+            question.gate_bytes,
+            predicted=formulas.largest,
+            estimated=lambda one: formulas(one.run),
+            at=lambda batch, first=point: with_batch(question, first, batch),  # type: ignore[misc]
+        )
+
+
+def site_of(folder: Path, point: Point, run: Callable[..., Outcome]) -> Site:
+    """Where the climb takes place."""
+    from memplan.analysis.utilisation import peak_flops
+    from memplan.backends.environment import fingerprint
+
+    def device_peak(environment: dict[str, Any], precision: str) -> float | None:
+        return peak_flops(str(environment.get("gpu", "")), precision) if environment.get("device") == "cuda" else None
+
+    site = Site(folder=folder, environment=fingerprint(), run=run, peak_flops=device_peak)
+    if not on_card(point):
+        return site
+    from memplan.launch.watch import open_watch
+
+    return dataclasses.replace(site, watch=open_watch)
+
+
+def on_card(point: Point) -> bool:
+    """Whether the rung runs on a GPU that is there."""
+    return point.run.device.rules == "cuda" and not point.simulated
+
+
+def comparing(
+    question: Ladder, found: Sequence[Point], site: Site, formulas: Formulas
+) -> Callable[[Attempt, Any], dict[str, Any]]:
+    """Asks for the comparison of an attempt's mode with the plain step, at the largest of its batches that has room."""
+    limits = [question.gate_bytes, found[0].run.device.usable_bytes, site.available_bytes()]
+    limit_bytes = min(
+        (limit for limit in limits[: 3 if not on_card(found[0]) else 2] if limit is not None), default=None
+    )
+
+    def ask(run: RunSpec, rung: str) -> Outcome:
+        log = site.folder / f"parity.{run.run_id}.log"
+        outcome = site.run(job_of(question, run, kind="parity"), timeout_s=question.timeout_s, log=log)
+        if outcome.status == "ok":
+            log.unlink(missing_ok=True)
+        return outcome
+
+    comparisons = Comparisons(site.folder, ask)
+    answers: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def compared(attempt: Attempt, say: Any) -> dict[str, Any]:
+        mode = mode_of(attempt.point)
+        if not question.parity:
+            return {}
+        if mode not in answers:
+            alike = [point for point in (*found, attempt.point) if mode_of(point) == mode]
+            largest = max(alike, key=lambda point: point.rung.batch)
+            run = compared_run(largest, limit_bytes, formulas)
+            if run is not None:
+                say("parity", "phase")
+            rung = "" if run is None else f"B{run.step.batch}c{run.step.chunks}@{run.step.ckpt}"
+            answers[mode] = {} if run is None else comparisons.of(run, rung)
+        return answers[mode]
+
+    return compared
+
+
+def mode_of(point: Point) -> tuple[Any, ...]:
+    """What rungs share that differ in batch and chunks alone: one comparison speaks for all of them."""
+    step = point.run.step_dict() | {"batch": None, "chunks": None}
+    return point.model, tuple(sorted((name, str(value)) for name, value in step.items()))
+
+
+def guard_of(question: Ladder, point: Point, site: Site) -> Guard | None:
+    """The guard over a GPU that is there; None elsewhere."""
+    if not on_card(point):
+        return None
+    from memplan.launch import settle
+
+    return Guard(
+        used_bytes=settle.used_bytes,
+        foreign=settle.foreign,
+        settled=settle.settled,
+        healthy=lambda: settle.health_check(site.run, site.folder),
+        allow_shared=question.allow_shared,
+    )

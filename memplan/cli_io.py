@@ -1,0 +1,71 @@
+"""What verbs share: reading what was typed, and where words and numbers go."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memplan.cli_options import STEP
+from memplan.errors import MemplanError
+from memplan.spec import Ladder
+from memplan.units import decimal_note
+
+DEFAULT_MODEL = "molmo2-4b"
+Gate = Annotated[str | None, typer.Option("--gate", help="What the peak is held against: 71GiB.")]
+Output = Annotated[str, typer.Option("-o", "--output", help="table, json, jsonl, md, csv.")]
+
+
+def ladder_of(rungs: str, given: dict[str, Any]) -> Ladder:
+    """The ladder of a file, or of rungs, with the options that were given."""
+    if rungs.endswith(".toml") or "/" in rungs:
+        return Ladder.from_toml(Path(rungs), given)
+    if "entry" in given:
+        values = {"model": given["entry"]} | given | {"rungs": rungs}
+        if beside := sorted(given.keys() & STEP.keys() - {"ckpt", "seq"}):
+            names = ", ".join(f"--{name}" for name in beside)
+            raise MemplanError("--entry brings its own model and step.", f"Leave {names} out.")
+    else:
+        values = {"model": DEFAULT_MODEL} | given | {"rungs": rungs}
+    device = values.get("device", "auto")
+    return Ladder.from_dict(values, name=f"{plain_name(values['model'])}_{device}", origin="options")
+
+
+def plain_name(models: str) -> str:
+    """Names of models as a folder's name; of a path its last part that says something, of a function no colon."""
+    paths = [Path(name.strip().replace(":", ".")) for name in models.split(",")]
+    return "+".join((path.parent if path.name == "config.json" else path).name or "model" for path in paths)
+
+
+def typed(**options: Any) -> dict[str, Any]:
+    """The options that were typed; a size in decimal units is pointed out."""
+    found = {name: value for name, value in options.items() if value is not None}
+    if note := decimal_note(found.get("gate", "")):
+        say([note])
+    return found
+
+
+def show(text: str) -> None:
+    """Writes `text` to standard output. A reader that went away, as `| head` does, changes no exit code."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left over goes nowhere
+
+
+def show_json(values: list[dict[str, Any]], *, lines: bool, single: bool = False) -> None:
+    """Writes `values` as JSON: a line each, or one document, which is the first of them when there is just one."""
+    if lines:
+        for value in values:
+            show(json.dumps(value))
+    else:
+        show(json.dumps(values[0] if single else values, indent=2))
+
+
+def say(lines: Iterable[str]) -> None:
+    """Writes lines to standard error."""
+    for line in lines:
+        print(line, file=sys.stderr)
