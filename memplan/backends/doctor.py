@@ -1,27 +1,33 @@
 """What this machine has, what it lacks, and what to type about it."""
 
-import os
 import shutil
 from typing import Any
 
+from memplan.backends import cgroups
 from memplan.backends.environment import (
-    ALLOCATOR_SETTINGS,
     available_ram_bytes,
     commit,
+    container,
+    fingerprint,
     gpu,
     installed_version,
+    settings,
     total_ram_bytes,
 )
+from memplan.backends.nvml import open_device
 from memplan.record import Check
+from memplan.record.fingerprint import spill_possible
 from memplan.units import format_bytes
 
 PARTS = {"typer": "the command line", "matplotlib": "plots", "rich": "tables on a terminal"}
 """Packages that memplan itself needs, and what for."""
+FACTS = {"gpu_uuid": "UUID", "driver": "driver", "cuda_driver": "for CUDA up to", "power_limit_w": "watts at most"}
+"""What is told of a GPU beside its name and memory, and how it is called."""
 
 
 def checks() -> tuple[Check, ...]:
     """One check after another; each says what it found, and none depends on another having succeeded."""
-    found = [_memplan(), *_torch(), _gpu(), _memory()]
+    found = [_memplan(), *_torch(), _gpu(), *_neighbours(), *_spill(), _memory()]
     found += [_package(name, purpose) for name, purpose in PARTS.items()]
     found.append(
         _package("transformers", "Hugging Face models (optional)", advice="pip install 'memplan[hf]'", optional=True)
@@ -83,16 +89,54 @@ def _gpu() -> Check:
     parts = [str(facts["gpu"])]
     if "gpu_memory_bytes" in facts:
         parts.append(format_bytes(facts["gpu_memory_bytes"]))
-    if "driver" in facts:
-        parts.append(f"driver {facts['driver']}")
+    parts += [f"{name} {facts[key]}" for key, name in FACTS.items() if key in facts]
     return Check(name="driver", status="ok", found=", ".join(parts))
 
 
+def _neighbours() -> list[Check]:
+    """Whether the GPU is ours alone, and whole."""
+    device = open_device()
+    if device is None:
+        return []
+    processes, sliced = device.processes(), device.mig() == "on"
+    names = [f"{device.program(process.pid or 0)} {process}" for process in processes or ()]
+    device.close()
+    if processes is None:
+        found = [Check(name="others", status="note", found="NVML does not say who uses the GPU")]
+    elif names:
+        advice = "end them, or give another GPU with CUDA_VISIBLE_DEVICES; --allow-shared climbs all the same"
+        found = [Check(name="others", status="note", found="; ".join(names), advice=advice)]
+    else:
+        found = [
+            Check(
+                name="others",
+                status="ok",
+                found="no process on the GPU" + (" that a container sees" if container() else ""),
+            )
+        ]
+    if sliced:
+        text = "the GPU is cut in slices: a rung has the first one, or that which CUDA_VISIBLE_DEVICES names"
+        found.append(Check(name="MIG", status="note", found=text))
+    return found
+
+
+def _spill() -> list[Check]:
+    facts = fingerprint()
+    if not spill_possible(facts):
+        return []
+    text = f"{facts['driver_model']}: what does not fit goes to the host's memory, and is slow instead of an error"
+    advice = "in NVIDIA's control panel set the CUDA sysmem fallback policy to: prefer no sysmem fallback"
+    return [Check(name="spill", status="note", found=text, advice=advice)]
+
+
 def _memory() -> Check:
-    total, available = total_ram_bytes(), available_ram_bytes()
+    total, available, limit = total_ram_bytes(), available_ram_bytes(), cgroups.limit_bytes()
     if total is None or available is None:
         return Check(name="memory", status="note", found="unknown here: rungs on the CPU are started unchecked")
-    return Check(name="memory", status="ok", found=f"{format_bytes(total)}, {format_bytes(available)} available")
+    limited = f", the control group may have {format_bytes(limit)}" if limit is not None else ""
+    return Check(
+        name="memory", status="ok", found=f"{format_bytes(total)}, {format_bytes(available)} available{limited}"
+    )
 
 
 def _package(name: str, purpose: str, advice: str = "", optional: bool = False) -> Check:
@@ -106,14 +150,18 @@ def _package(name: str, purpose: str, advice: str = "", optional: bool = False) 
 
 
 def _settings() -> list[Check]:
-    there = {name: os.environ[name] for name in ALLOCATOR_SETTINGS if name in os.environ}
+    there = settings()
     if not there:
         return [Check(name="settings", status="ok", found="no allocator setting in the environment")]
     found = [Check(name=name, status="note", found=value) for name, value in there.items()]
-    joined = ",".join(there.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    if "expandable_segments:True" in joined and "max_split_size_mb" in joined:
+    new, old = there.get("PYTORCH_ALLOC_CONF"), there.get("PYTORCH_CUDA_ALLOC_CONF")
+    if new is not None and old is not None and new != old:
+        text = "PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF say different things"
+        advice = "unset one: torch has two readers, and each prefers another of them"
+        found.append(Check(name="allocator", status="note", found=text, advice=advice))
+    joined = f"{new},{old}".replace(" ", "").lower()
+    if "expandable_segments:true" in joined and "max_split_size_mb" in joined:
         advice = "drop max_split_size_mb: with expandable segments it makes reserved memory grow (pytorch#123548)"
-        found.append(
-            Check(name="allocator", status="note", found="two settings that do not go together", advice=advice)
-        )
+        text = "two settings that do not go together"
+        found.append(Check(name="allocator", status="note", found=text, advice=advice))
     return found

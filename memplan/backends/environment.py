@@ -1,6 +1,6 @@
 """Where a number comes from: machine, versions, settings. Whatever cannot be read is left out, never guessed."""
 
-import importlib
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import memplan
+from memplan.backends import cgroups
+from memplan.backends.nvml import open_device
+from memplan.record.fingerprint import MEMORY_SETTINGS, PLACE_SETTINGS, SPEED_SETTINGS
 from memplan.units import KIB
 
-ALLOCATOR_SETTINGS = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "MALLOC_ARENA_MAX",
-    "OMP_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-)
-"""Environment variables that change what an allocator does or what a step costs."""
+SETTINGS = (*MEMORY_SETTINGS, *SPEED_SETTINGS, *PLACE_SETTINGS)
+"""Environment variables that are kept with a row, beside all that begin with `PYTORCH_`."""
+CONTAINERS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+"""Files that a container's runtime leaves in it."""
+GROUPS = ("kubepods", "docker", "containerd", "lxc", "libpod")
+"""Words in the path of a container's control group."""
 _PACKAGE = Path(memplan.__file__).parent
 
 
@@ -35,7 +34,11 @@ def fingerprint() -> dict[str, Any]:
         "torch": installed_version("torch"),
         "memplan": memplan.__version__,
         "commit": commit(),
-        "settings": {name: os.environ[name] for name in ALLOCATOR_SETTINGS if name in os.environ} or None,
+        "settings": settings() or None,
+        "driver_model": "WSL" if "microsoft" in platform.release().lower() else None,
+        "container": container(),
+        "cgroup_limit_bytes": cgroups.limit_bytes(),
+        "machine_id": machine_id(),
     }
     facts |= gpu() or {}
     return {name: value for name, value in facts.items() if value is not None}
@@ -59,44 +62,54 @@ def commit() -> str | None:
     return head and head + ("+" if changed else "")
 
 
-def gpu(nvml: Any = None) -> dict[str, Any] | None:
-    """Name, memory and driver of the first visible NVIDIA GPU by NVML, or None where there is none.
+def settings() -> dict[str, str]:
+    """The environment variables that change what an allocator does or what a step costs."""
+    names = {*SETTINGS, *(name for name in os.environ if name.startswith("PYTORCH_"))}
+    return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
-    `nvml` stands for the module `pynvml`, so that a test can put a stand-in for it. NVML counts in physical order, so
-    the GPU is looked up by what `CUDA_VISIBLE_DEVICES` names.
+
+def container(root: Path = Path("/")) -> str | None:
+    """The kind of container that we run in, as far as it shows; None outside of one."""
+    for file, kind in CONTAINERS.items():
+        if (root / file.lstrip("/")).exists():
+            return kind
+    try:
+        group = (root / "proc/1/cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        group = ""
+    found = next((word for word in GROUPS if word in group), None)
+    return found or os.environ.get("container") or None  # noqa: SIM112 - systemd and podman write it so
+
+
+def machine_id(path: Path = Path("/etc/machine-id")) -> str | None:
+    """Twelve letters that tell this machine from others and nothing else about it; None where it has no number."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return hashlib.sha256(f"memplan {text}".encode()).hexdigest()[:12] if text else None
+
+
+def gpu(nvml: Any = None) -> dict[str, Any] | None:
+    """Name, memory, UUID, driver and limits of the first visible NVIDIA GPU by NVML, or None where there is none.
+
+    What a slice or a container may not read is left out. `nvml` is as in `open_device`.
     """
-    if nvml is None:
-        try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError:
-            return None
-    try:
-        nvml.nvmlInit()
-    except Exception:  # no driver, no library, no permission: each NVML version has its own type
+    device = open_device(nvml)
+    if device is None:
         return None
-    facts: dict[str, Any] = {}
-    try:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-        if visible in ("", "-1") or nvml.nvmlDeviceGetCount() == 0:
-            return None
-        if visible.isdigit():
-            handle = nvml.nvmlDeviceGetHandleByIndex(int(visible))
-        else:
-            handle = nvml.nvmlDeviceGetHandleByUUID(visible)
-        facts["gpu"] = _text(nvml.nvmlDeviceGetName(handle))
-        for name, read in (
-            ("gpu_memory_bytes", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total)),
-            ("driver", lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-        ):
-            try:
-                facts[name] = read()
-            except Exception:  # a field that a MIG slice or a container may not read is left out
-                continue
-        return facts
-    except Exception:  # seen, but not usable: as good as absent
-        return None
-    finally:
-        nvml.nvmlShutdown()
+    facts = {
+        "gpu": device.name(),
+        "gpu_memory_bytes": device.total_bytes(),
+        "gpu_uuid": device.uuid(),
+        "driver": device.driver(),
+        "cuda_driver": device.cuda_driver(),
+        "driver_model": device.driver_model(),
+        "power_limit_w": device.power_limit_w(),
+        "mig": device.mig(),
+    }
+    device.close()
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def total_ram_bytes() -> int | None:
@@ -106,23 +119,9 @@ def total_ram_bytes() -> int | None:
 
 def available_ram_bytes() -> int | None:
     """Bytes that a new process can still get: what Linux says is available, or less where a control group says so."""
-    candidates = [_meminfo_bytes("MemAvailable"), _group_room_bytes()]
+    candidates = [_meminfo_bytes("MemAvailable"), cgroups.room_bytes()]
     known = [value for value in candidates if value is not None]
     return min(known) if known else None
-
-
-def _group_room_bytes() -> int | None:
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (folder / "memory.max").read_text().strip(), (folder / "memory.current").read_text().strip()
-        cached = sum(
-            int(line.split()[1])
-            for line in (folder / "memory.stat").read_text().splitlines()
-            if line.startswith(("inactive_file ", "active_file "))
-        )
-    except (OSError, ValueError):
-        return None
-    return int(limit) - int(used) + cached if limit.isdigit() and used.isdigit() else None
 
 
 def _meminfo_bytes(name: str) -> int | None:
@@ -152,7 +151,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

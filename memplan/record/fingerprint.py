@@ -2,17 +2,19 @@
 
 from typing import Any
 
+MEMORY_KEYS = ("device", "gpu", "mig", "torch", "cuda", "cudnn")
+"""Facts that decide, with `MEMORY_SETTINGS`, what an allocator is asked for: rows that differ in one are not compared."""
 MEMORY_SETTINGS = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "CUBLAS_WORKSPACE_CONFIG",
-    "MALLOC_ARENA_MAX",
 )
 """Environment variables that change what an allocator hands out or keeps."""
 SPEED_SETTINGS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
+    "MALLOC_ARENA_MAX",
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_MODULE_LOADING",
     "NVIDIA_TF32_OVERRIDE",
