@@ -1,0 +1,126 @@
+"""Which rows of two results answer the same question."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memplan.analysis.surroundings import Different, machine_differences, told
+from memplan.record import FINAL, RungResult
+from memplan.spec.run import NEW_LEVERS
+
+Key = tuple[str, str]
+"""Run and source: rows that share it are repeats of each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One rung on both sides, or on one of them."""
+
+    name: str
+    """The rung and whatever tells it from the others."""
+    base: tuple[RungResult, ...] = ()
+    """Its repeats before; empty when it is new."""
+    new: tuple[RungResult, ...] = ()
+    """Its repeats now; empty when it is missing."""
+    drift: str = ""
+    """How the question itself differs, in words; empty where it is the same."""
+    machine: Different = field(default_factory=dict)
+    """Keys of the device that gave the same question two identities."""
+
+    @property
+    def shown(self) -> RungResult:
+        """The row that speaks for the pair."""
+        return (self.new or self.base)[0]
+
+
+def pairs(base: Sequence[RungResult], new: Sequence[RungResult]) -> tuple[Pair, ...]:
+    """Every rung of `base` and `new`, first by its run; then a rung of the same name and step on another device; then
+    one of the same name whose step is the nearest, which is no longer the same question."""
+    before, after = repeats(base), repeats(new)
+    names = rung_names((*base, *new))
+    twins = {key: key for key in after if key in before}
+    for found in (_same_step, _nearest):
+        free = [key for key in before if key not in twins.values()]
+        for key in [key for key in after if key not in twins]:
+            if (twin := found(after[key][0], {key: before[key][0] for key in free})) is not None:
+                twins[key] = twin
+                free.remove(twin)
+    matched = []
+    for key, rows in after.items():
+        others = before[twins[key]] if key in twins else ()
+        drift, machine = "", {}
+        if others and twins[key] != key:
+            machine = machine_differences(others, rows)
+            drift = step_drift(others[0], rows[0]) or ("" if machine else model_drift(others[0], rows[0]))
+        matched.append(Pair(name=names[key], base=others, new=rows, drift=drift, machine=machine))
+    gone = [key for key in before if key not in twins.values()]
+    return (*matched, *(Pair(name=names[key], base=before[key]) for key in gone))
+
+
+def repeats(rows: Iterable[RungResult]) -> dict[Key, tuple[RungResult, ...]]:
+    """Rows by run and source, in the order of their repeats."""
+    found: dict[Key, list[RungResult]] = {}
+    for row in rows:
+        found.setdefault((row.run_id, row.source), []).append(row)
+    return {key: tuple(sorted(group, key=lambda row: row.repeat)) for key, group in found.items()}
+
+
+def rung_names(rows: Sequence[RungResult]) -> dict[Key, str]:
+    """A name for each run: its rung, and model, source and fields of the step where those of `rows` differ."""
+    first = {key: group[0] for key, group in repeats(rows).items()}
+    many = {part: len({getattr(row, part) for row in first.values()}) > 1 for part in ("model", "source")}
+    names = {}
+    for key, row in first.items():
+        alike = [other for other in first.values() if (other.model, other.rung) == (row.model, row.rung)]
+        words = [row.model] if many["model"] else []
+        words.append(row.rung)
+        varying = dict.fromkeys(name for other in alike for name in step_differences(row, other))
+        words += [f"{name} {row.step.get(name)}" for name in varying]
+        names[key] = " ".join(words + ([f"({row.source})"] if many["source"] else []))
+    return names
+
+
+def step_differences(base: RungResult, new: RungResult) -> dict[str, tuple[Any, Any]]:
+    """Fields of the step that differ; one that an older row does not have yet is at what it was before it was a
+    choice."""
+    found = {}
+    for name in dict.fromkeys((*base.step, *new.step)):
+        before, after = (_field(row, name) for row in (base, new))
+        if before != after:
+            found[name] = (base.step.get(name), new.step.get(name))
+    return found
+
+
+def step_drift(base: RungResult, new: RungResult) -> str:
+    """How the steps differ, in words; empty where they do not."""
+    return told(step_differences(base, new))
+
+
+def model_drift(base: RungResult, new: RungResult) -> str:
+    """What to say where the same words ask two questions on the same device."""
+    return f"the model's own facts differ: they make run {base.run_id} before, {new.run_id} now"
+
+
+def is_final(rows: Iterable[RungResult]) -> bool:
+    """Whether one of `rows` says something about its rung."""
+    return any(row.kind in FINAL for row in rows)
+
+
+def _field(row: RungResult, name: str) -> Any:
+    plain = NEW_LEVERS.get(name, ())
+    value = row.step.get(name, plain[0] if plain else None)
+    return plain[0] if value in plain else value
+
+
+def _alike(row: RungResult, other: RungResult) -> bool:
+    return (row.model, row.rung, row.source) == (other.model, other.rung, other.source)
+
+
+def _same_step(row: RungResult, others: dict[Key, RungResult]) -> Key | None:
+    alike = (key for key, other in others.items() if _alike(row, other) and not step_differences(other, row))
+    return next(alike, None)
+
+
+def _nearest(row: RungResult, others: dict[Key, RungResult]) -> Key | None:
+    alike = {key: len(step_differences(other, row)) for key, other in others.items() if _alike(row, other)}
+    return min(alike, key=lambda key: alike[key], default=None)

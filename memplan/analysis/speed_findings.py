@@ -1,0 +1,122 @@
+"""Times before and after: one number for each process, and the rules of `stats`."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memplan.analysis.comparison import Finding
+from memplan.analysis.finding import finding
+from memplan.analysis.matching import Pair
+from memplan.analysis.stats import LEAST, Difference, difference
+from memplan.analysis.surroundings import Different, told
+from memplan.record import RungResult
+from memplan.units import format_ns, format_percent
+
+SAME_CLOCK_FRAC = 0.02
+"""Changes of a GPU's clock below this share explain nothing."""
+
+
+def speed_findings(pair: Pair, different: Different, least_frac: float, least_ns: float) -> Iterator[Finding]:
+    """The verdict on the step time, and the same as samples a second; nothing where no side was timed."""
+    if not any(row.step_ns for row in (*pair.base, *pair.new)):
+        return
+    if different:
+        yield finding(pair, "step_ns", "incomparable", unit="ns", why=told(different))
+        return
+    base, new = timed(pair.base), timed(pair.new)
+    times = [[row.median_step_ns or 0 for row in rows] for rows in (base, new)]
+    found = difference(*times, least_frac=least_frac, least_abs=least_ns)
+    label, why = found.label, _why(pair, found, base, new)
+    if label in ("worse", "better") and (clock := _clock_explains(found, base, new, least_frac)):
+        label, why = "ambiguous", clock
+    counts = {"num_base": len(base), "num_new": len(new), "interval": found.interval, "change": found.change}
+    before, after = (int(statistics.median(side)) if side else None for side in times)
+    yield finding(pair, "step_ns", label, before, after, unit="ns", why=why, **counts)  # type: ignore[arg-type]
+    speeds = [[row.samples_per_s for row in rows if row.samples_per_s is not None] for rows in (base, new)]
+    if all(speeds):
+        yield finding(
+            pair,
+            "samples_per_s",
+            label,
+            statistics.median(speeds[0]),
+            statistics.median(speeds[1]),
+            unit="samples/s",
+            counts=False,
+            num_base=len(base),
+            num_new=len(new),
+            why="judged by the step time",
+        )
+
+
+def timed(rows: Sequence[RungResult]) -> tuple[RungResult, ...]:
+    """Rows whose times may be believed."""
+    return tuple(row for row in rows if row.step_ns and not disturbed(row))
+
+
+def disturbed(row: RungResult) -> str:
+    """Why the times of a row say little about its step; empty where they do."""
+    measured = row.windows.get("measured")
+    if row.kind not in ("ok", "over_gate"):
+        return f"it ended with {row.status}"
+    if throttled := row.telemetry.get("throttled"):
+        return f"the GPU was throttled ({_words(throttled)})" if throttled is not True else "the GPU was throttled"
+    if row.telemetry.get("others"):
+        return "other processes used the GPU"
+    if measured is not None and measured.steady is False:
+        return "its steps had not become steady"
+    return ""
+
+
+def _why(pair: Pair, found: Difference, base: Sequence[RungResult], new: Sequence[RungResult]) -> str:
+    left_out = [(row, side) for rows, side in ((pair.base, "before"), (pair.new, "now")) for row in rows if row.step_ns]
+    reasons = dict.fromkeys(f"{why} {side}" for row, side in left_out if (why := disturbed(row)))
+    processes = f"{len(base)} {'process' if len(base) == 1 else 'processes'} before, {len(new)} now"
+    if found.label == "insufficient":
+        return "; ".join([f"{processes}: times need {LEAST} a side", *reasons])
+    words = [processes]
+    if found.label == "ambiguous":
+        words.append(f"noise hides whatever is below {format_percent(found.least).lstrip('+')}: repeat more often")
+    return "; ".join([*words, *(f"left out: {reason}" for reason in reasons)])
+
+
+def _clock_explains(
+    found: Difference, base: Sequence[RungResult], new: Sequence[RungResult], least_frac: float
+) -> str | None:
+    """A sentence where the GPU ran at another clock and the step takes as many of its cycles as before."""
+    clocks = [
+        [clock for row in rows if (clock := _clock_mhz(row.telemetry.get("sm_clock_mhz")))] for rows in (base, new)
+    ]
+    if not all(clocks) or found.change is None:
+        return None
+    before, after = (statistics.median(side) for side in clocks)
+    cycles = (1 + found.change) * after / before - 1
+    if abs(after / before - 1) < SAME_CLOCK_FRAC or abs(cycles) >= least_frac:
+        return None
+    return (
+        f"the GPU's clock was {before:.0f} MHz before and {after:.0f} MHz now; counted in its cycles the step differs "
+        f"by {format_percent(cycles)}"
+    )
+
+
+def _clock_mhz(told: Any) -> float | None:
+    """One number from however a clock was told: a number, several samples, or a summary of them."""
+    if isinstance(told, dict):
+        told = told.get("median", told.get("mean"))
+    if isinstance(told, list | tuple):
+        numbers = [value for value in told if isinstance(value, int | float)]
+        return statistics.median(numbers) if numbers else None
+    return float(told) if isinstance(told, int | float) else None
+
+
+def _words(value: Any) -> str:
+    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple | dict) else str(value)
+
+
+def format_interval(interval: tuple[float, float] | None) -> str | None:
+    """The interval of a change as text: `+4.10 % to +12.30 %`."""
+    return None if interval is None else " to ".join(format_percent(end) for end in interval)
+
+
+def format_time(time_ns: float) -> str:
+    """A time as text."""
+    return format_ns(int(time_ns))

@@ -1,0 +1,152 @@
+"""A comparison in a sentence, and what to know besides."""
+
+from collections.abc import Sequence
+
+from memplan.analysis.comparison import Comparison, Finding
+from memplan.units import format_bytes, format_ns, format_percent
+
+NAMED = 3
+"""Rungs that a sentence names; the rest are counted."""
+MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "estimated_bytes", "traced_bytes")
+"""Metrics that are peaks."""
+
+
+def verdict(found: Comparison) -> str:
+    """The whole answer in one sentence, the worst first."""
+    if found.nothing is not None:
+        return f"Nothing to compare: {found.nothing}."
+    if not found.num_compared:
+        lost = found.of("incomparable")
+        if not lost:
+            return "Nothing to compare: the two have no rung in common."
+        return f"Not comparable: {lost[0].why}."
+    total = len({finding.name for finding in found.counted})
+    parts = [
+        part
+        for part in (
+            _part(found.of("broke"), total, "does not come to its end any more", "do not come to their end any more"),
+            _part(_peaks(found, "worse"), total, "needs more memory", "need more memory"),
+            _part(
+                _leaks(found, "worse"),
+                total,
+                "leaves more behind between two steps",
+                "leave more behind between two steps",
+            ),
+            _part(_times(found, "worse"), total, "is slower", "are slower"),
+            "" if found.allow_missing else _uncovered(found, total),
+        )
+        if part
+    ]
+    if not parts:
+        rungs = f"{found.num_compared} rung{'s' * (found.num_compared != 1)}"
+        unsure = _times(found, "ambiguous")
+        better = found.of("better", "fixed")
+        parts = [_part(better, total, "is better", "are better")] if better else [f"nothing is worse in {rungs}"]
+        if unsure:
+            parts.append(_part(unsure, total, "cannot be told apart in speed", "cannot be told apart in speed"))
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:] + "."
+
+
+def notes(found: Comparison) -> tuple[str, ...]:
+    """What to know besides, a sentence each: what could not be judged, what is stale, what differs around it."""
+    lines = list(found.warnings)
+    ambiguous, thin = found.of("ambiguous"), found.of("insufficient")
+    if ambiguous:
+        lines.append(f"AMBIGUOUS, neither passed nor failed: {_names(ambiguous)}.")
+    if thin:
+        lines.append(f"Not judged for want of numbers: {_names(thin)}.")
+    if lost := found.of("incomparable"):
+        lines += [f"Not comparable: {_names(lost)}: {why}." for why in dict.fromkeys(finding.why for finding in lost)]
+    if gone := found.of("missing"):
+        allowed = "allowed" if found.allow_missing else "a failure without --allow-missing"
+        lines.append(f"Missing ({allowed}): {_names(gone)}.")
+    if found.is_stale:
+        lines.append(
+            f"The base is stale: {_names(found.of('better', 'fixed'))} improved beyond the tolerance, which could be "
+            "lost again unseen."
+        )
+    return tuple(lines)
+
+
+def effect(finding: Finding) -> str:
+    """What a finding says, in a few words: `+12.00 MiB in activations`, `+8.20 % step time`, `ok before, oom now`."""
+    if finding.unit == "bytes" and finding.delta is not None:
+        return signed_bytes(int(finding.delta))
+    if finding.unit == "ns" and finding.change is not None:
+        return f"{format_percent(finding.change)} step time"
+    if finding.metric == "status" and finding.base is not None and finding.new is not None:
+        return f"{finding.base} before, {finding.new} now"
+    return finding.why
+
+
+def signed_bytes(num_bytes: int) -> str:
+    """Bytes with their sign."""
+    return ("+" if num_bytes > 0 else "") + format_bytes(num_bytes)
+
+
+def number(finding: Finding, value: int | float | str | None) -> str | None:
+    """One side of a finding as text; None where it has none."""
+    if value is None or isinstance(value, str):
+        return value
+    if finding.unit == "bytes":
+        return format_bytes(int(value))
+    return format_ns(int(value)) if finding.unit == "ns" else f"{value:.2f}"
+
+
+def moved_category(found: Comparison, finding: Finding) -> str | None:
+    """The category that moved the most with a peak of `finding`'s rung, in its direction; None where nobody noted."""
+    details = [
+        other
+        for other in found.findings
+        if other.metric.startswith("category:")
+        and (other.run_id, other.source, other.label) == (finding.run_id, finding.source, finding.label)
+    ]
+    largest = max(details, key=lambda other: abs(other.delta or 0), default=None)
+    return None if largest is None else largest.metric.partition(":")[2]
+
+
+def _part(findings: Sequence[Finding], total: int, one: str, many: str) -> str:
+    """`1 of 6 rungs needs more memory: B4c2@none +12.00 MiB in activations`; empty where there is none."""
+    by_name = {finding.name: finding for finding in reversed(findings)}  # the worst of each rung stays
+    if not by_name:
+        return ""
+    count = len(by_name)
+    rest = f" and {count - NAMED} more" if count > NAMED else ""
+    named = [f"{name} {effect(finding)}{_cause(finding)}" for name, finding in reversed(by_name.items())][:NAMED]
+    return f"{count} of {total} rung{'s' * (total != 1)} {one if count == 1 else many}: {', '.join(named)}{rest}"
+
+
+def _cause(finding: Finding) -> str:
+    """` in activations` where `why` says that a category grew or shrank."""
+    first = finding.why.partition(" ")
+    return f" in {first[0]}" if first[2].startswith(("grew by", "shrank by")) else ""
+
+
+def _uncovered(found: Comparison, total: int) -> str:
+    lost = found.uncovered
+    if not lost:
+        return ""
+    rest = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    verb = "is held against nothing" if len(lost) == 1 else "are held against nothing"
+    return f"{len(lost)} of {total} rung{'s' * (total != 1)} {verb}: {', '.join(lost[:NAMED])}{rest}"
+
+
+def _peaks(found: Comparison, label: str) -> list[Finding]:
+    return [finding for finding in found.of(label) if finding.metric in MEMORY]
+
+
+def _leaks(found: Comparison, label: str) -> list[Finding]:
+    grown = {finding.name for finding in _peaks(found, label)}
+    return [
+        finding for finding in found.of(label) if finding.metric == "between_steps_bytes" and finding.name not in grown
+    ]
+
+
+def _times(found: Comparison, label: str) -> list[Finding]:
+    return [finding for finding in found.of(label) if finding.metric == "step_ns"]
+
+
+def _names(findings: Sequence[Finding]) -> str:
+    names = list(dict.fromkeys(finding.name for finding in findings))
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
