@@ -6,7 +6,7 @@ from memplan.record.memory import CATEGORIES, PHASES, Band, Estimate, MemoryBrea
 from memplan.record.outcome import FINAL, STATUSES, WHOLE, Failure, RungResult, WindowPeak
 from memplan.record.parity import Mutation, ParityReport, RecomputeDifference, TensorDifference
 from memplan.record.progress import Note, Planned
-from memplan.record.store import append_row, read_rows
+from memplan.record.store import Results, append_row, read_all, read_results, read_rows
 from memplan.record.trace import (
     LiveTensor,
     OutOfMemory,
@@ -41,6 +41,7 @@ __all__ = [
     "PhaseTotals",
     "Planned",
     "RecomputeDifference",
+    "Results",
     "RungResult",
     "SyncPoint",
     "TensorDifference",
@@ -50,5 +51,7 @@ __all__ = [
     "TracedSteps",
     "WindowPeak",
     "append_row",
+    "read_all",
+    "read_results",
     "read_rows",
 ]

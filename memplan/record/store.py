@@ -1,11 +1,30 @@
-"""One row, one line, on disk before the next rung starts."""
+"""One row, one line, on disk before the next rung starts; and read back whatever happened to the file since."""
 
 import json
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.record.memory import SCHEMA_VERSION
 from memplan.record.outcome import RungResult
+
+ROWS_FILE = "ladder.jsonl"
+"""The rows in a folder of results."""
+_REFUSED = (TypeError, AttributeError, KeyError, ValueError)
+"""What a JSON object that is no row makes of `RungResult.from_dict`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What was read."""
+
+    rows: tuple[RungResult, ...]
+    """The rows, the last line of each run and repeat counting."""
+    warnings: tuple[str, ...] = ()
+    """What was left out, a sentence each."""
 
 
 def append_row(path: Path, row: RungResult) -> None:
@@ -22,24 +41,92 @@ def append_row(path: Path, row: RungResult) -> None:
 
 
 def read_rows(path: Path) -> tuple[RungResult, ...]:
-    """Rows of the jsonl file at `path`, the last line of each run and repeat counting; a torn line is left out.
+    """Rows of the jsonl file at `path`, as `read_results` gives them."""
+    return read_results(path).rows
 
-    MemplanError when there is no such file or a whole line is no row of a ladder.
+
+def read_all(paths: Iterable[Path]) -> Results:
+    """Rows of several files or folders in their order; a file that is named twice counts once."""
+    files = dict.fromkeys(rows_file(path).resolve() for path in paths)
+    found = [read_results(file) for file in files]
+    return Results(
+        rows=tuple(row for results in found for row in results.rows),
+        warnings=tuple(line for results in found for line in results.warnings),
+    )
+
+
+def rows_file(path: Path) -> Path:
+    """The file with the rows of `path`, a folder or that file itself; MemplanError where a folder has none."""
+    if not path.is_dir():
+        return path
+    if (path / ROWS_FILE).is_file():
+        return path / ROWS_FILE
+    below = sorted(str(file.parent) for file in path.glob(f"*/{ROWS_FILE}"))
+    hint = f"Folders in it have: {', '.join(below[:5])}." if below else "Type the folder that a ladder has made."
+    raise MemplanError(f"{path} holds no {ROWS_FILE}.", hint)
+
+
+def read_results(path: Path) -> Results:
+    """Rows of the jsonl file at `path`, or of the one in the folder `path`.
+
+    A line that was torn, by an interrupted write or a crashed disk, is left out and named. MemplanError when there is
+    no such file, it is no ladder's, a whole line in it is no row, or a newer memplan wrote it.
     """
+    file = rows_file(path)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        lines = file.read_bytes().split(b"\n")
     except OSError as error:
-        raise MemplanError(f"{path} cannot be read: {error.strerror}.") from None
+        raise MemplanError(f"{file} cannot be read: {error.strerror}.") from None
     rows: dict[tuple[str, int], RungResult] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            data = json.loads(line)
-        except json.JSONDecodeError:
+    torn: list[int] = []
+    foreign = False
+    for number, line in enumerate(lines, 1):
+        text = line.strip(b"\0 \t\r")
+        if not text:
+            if line.strip():  # zeros: blocks that a crashed disk never wrote
+                torn.append(number)
             continue
-        try:
-            row = RungResult.from_dict(data)
-        except (TypeError, AttributeError, KeyError):
-            raise MemplanError(f"{path}, line {number} is not a row of a ladder.") from None
+        data = _parsed(text)
+        if data is None:
+            torn.append(number)
+            foreign = foreign or not text.startswith(b"{")
+            continue
+        row = _row(data, f"{file}, line {number}")
         rows.pop(row.key, None)
         rows[row.key] = row
-    return tuple(rows.values())
+    if foreign and not rows:
+        raise MemplanError(f"{file} is not a ladder's file: none of its lines is a row.", f"Its name is {ROWS_FILE}.")
+    return Results(rows=tuple(rows.values()), warnings=(_torn(file, torn),) if torn else ())
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """The JSON object in `text`; None where there is none."""
+    try:
+        data = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _row(data: dict[str, Any], where: str) -> RungResult:
+    version = data.get("schema_version", SCHEMA_VERSION)
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise MemplanError(
+            f"{where} was written by a newer memplan: its version of rows is {version}, this one reads up to "
+            f"{SCHEMA_VERSION}.",
+            "Type: pip install --upgrade memplan",
+        )
+    try:
+        row = RungResult.from_dict(data)
+    except _REFUSED:
+        row = None
+    texts = () if row is None else (row.rung, row.run_id, row.status, row.source, row.model, row.command)
+    if row is None or not all(isinstance(text, str) for text in texts) or not isinstance(row.step, dict):
+        raise MemplanError(f"{where} is not a row of a ladder.")
+    return row
+
+
+def _torn(file: Path, numbers: list[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:5]) + (", ..." if len(numbers) > 5 else "")
+    lines, were = ("line", "was") if len(numbers) == 1 else ("lines", "were")
+    return f"{file}: {lines} {shown} {were} torn, and left out."

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import row_of
 
 from memplan.errors import MemplanError
 from memplan.record import append_row, read_rows
+from memplan.record.memory import SCHEMA_VERSION
+from memplan.record.store import Results, read_all, read_results
 
 
 def test_rows_come_back_equal(tmp_path: Path) -> None:
@@ -59,3 +62,96 @@ def test_derived_numbers() -> None:
     assert row_of(step_ns=(1, 5, 9)).median_step_ns == 5
     assert row_of(step_ns=()).median_step_ns is None
     assert row_of(step_ns=()).samples_per_s is None
+
+
+def test_whatever_tears_a_line_the_other_rows_come_back_and_it_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ladder.jsonl"
+    whole = json.dumps(row_of().to_dict(), ensure_ascii=False).encode()
+    accented = json.dumps(row_of(error="größer").to_dict(), ensure_ascii=False).encode()
+    torn = {
+        "cut at the end": whole[: len(whole) // 2],
+        "cut in a letter of two bytes": accented[: accented.index("ö".encode()) + 1],
+        "zeros of a crashed disk": b"\0" * 512,
+        "a tail whose head was lost": whole[len(whole) // 2 :],
+        "a number of 5,000 digits": b'{"repeat": ' + b"9" * 5000 + b"}",
+        "nested too deep": b"[" * 100_000,
+    }
+    other = json.dumps(row_of(run_id="b" * 12).to_dict()).encode()
+    for what, line in torn.items():
+        path.write_bytes(whole + b"\n" + line + b"\n" + other)
+        found = read_results(path)
+        assert [row.run_id[0] for row in found.rows] == ["a", "b"], what
+        assert found.warnings == (f"{path}: line 2 was torn, and left out.",), what
+
+
+def test_a_file_with_nothing_but_a_torn_row_is_a_climb_that_has_just_begun(tmp_path: Path) -> None:
+    path = tmp_path / "ladder.jsonl"
+    for content in (b"", b"\n\n", b'{"schema_ver', b"\0" * 64, b"\0\0" + b'{"schema_version": 1, "rung": "B'):
+        path.write_bytes(content)
+        assert read_rows(path) == (), content
+
+
+def test_zeros_before_a_whole_row_do_not_lose_it(tmp_path: Path) -> None:
+    path = tmp_path / "ladder.jsonl"
+    path.write_bytes(b"\0" * 16 + json.dumps(row_of().to_dict()).encode() + b"\r\n")
+    assert read_results(path) == Results(rows=(row_of(),))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"rung,peak\nB4c2,17\n", b"\x89PNG\r\n\x1a\n\0\0", b"[1, 2]\n", "rungs: Größe\n".encode("latin-1")],
+    ids=["csv", "picture", "list", "latin-1"],
+)
+def test_a_foreign_file_is_refused_in_one_sentence(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "ladder.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(MemplanError, match="is not a ladder's file") as refused:
+        read_results(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("change", [{"rung": 3}, {"step": "B4"}, {"windows": [1]}, {"step_ns": 5}, {"run_id": None}])
+def test_a_row_whose_facts_have_other_kinds_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "ladder.jsonl"
+    path.write_text(json.dumps(row_of().to_dict() | change))
+    with pytest.raises(MemplanError, match="line 1 is not a row of a ladder"):
+        read_results(path)
+
+
+def test_a_newer_version_is_refused_with_what_to_type(tmp_path: Path) -> None:
+    path = tmp_path / "ladder.jsonl"
+    path.write_text(json.dumps(row_of().to_dict() | {"schema_version": SCHEMA_VERSION + 1}))
+    with pytest.raises(MemplanError, match=r"newer memplan.*pip install --upgrade"):
+        read_results(path)
+
+
+def test_a_folder_is_read_by_its_file_and_one_without_says_where_others_are(tmp_path: Path) -> None:
+    (tmp_path / "climb").mkdir()
+    append_row(tmp_path / "climb" / "ladder.jsonl", row_of())
+    assert read_results(tmp_path / "climb").rows == (row_of(),)
+    with pytest.raises(MemplanError, match=r"holds no ladder.jsonl.*climb"):
+        read_results(tmp_path)
+
+
+def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
+    append_row(tmp_path / "ladder.jsonl", row_of())
+    (tmp_path / "again.jsonl").symlink_to("ladder.jsonl")
+    found = read_all([tmp_path, tmp_path / "ladder.jsonl", tmp_path / "." / "ladder.jsonl", tmp_path / "again.jsonl"])
+    assert found.rows == (row_of(),)
+
+
+OLD = sorted((Path(__file__).parents[2] / "reports").glob("*/ladder.jsonl"))
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.parent.name)
+def test_every_row_that_was_ever_published_still_loads(path: Path) -> None:
+    found = read_results(path)
+    assert len(found.rows) == len(path.read_text().splitlines()), "a line a row, none repeated"
+    assert found.warnings == ()
+    assert any(row.whole_peak_bytes for row in found.rows)
+
+
+def test_the_shapes_of_published_rows_differ() -> None:
+    """Else the test above would prove little."""
+    shapes = {(len(row), len(row["step"])) for path in OLD for row in map(json.loads, path.read_text().splitlines())}
+    assert len(shapes) >= 2
