@@ -100,11 +100,11 @@ def file_stem(attempt: Attempt) -> str:
     return f"{attempt.point.rung}.{attempt.point.run.run_id}{turn}".replace(":", "-").replace("/", "-")
 
 
-def no_room(attempt: Attempt, site: Site) -> str | None:
-    """Why a rung on the host's own memory is not started, or None: the estimate guards the machine."""
+def no_room(attempt: Attempt, site: Site) -> str:
+    """Why a rung on the host's own memory is not started, in words, or empty: the estimate guards the machine."""
     room_bytes = site.available_bytes() if attempt.point.run.device.rules == "cpu" else None
     if room_bytes is None or attempt.estimated_bytes is None or attempt.estimated_bytes <= room_bytes:
-        return None
+        return ""
     return f"not started: {format_bytes(attempt.estimated_bytes)} estimated, {format_bytes(room_bytes)} available here"
 
 
@@ -122,7 +122,7 @@ def _run(
 ) -> RungResult:
     point = attempt.point
     if error := no_room(attempt, site):
-        return RungResult(**common(attempt), status="oom", error=error, environment=site.environment)
+        return RungResult(**common(attempt), status="skipped:no_room", error=error, environment=site.environment)
     job = job_of(ladder, point.run, simulated=point.simulated, cap_bytes=cap_bytes, snapshot=snapshot)
     log = site.folder / f"{file_stem(attempt)}.log"
     num_timed = itertools.count(1)

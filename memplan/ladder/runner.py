@@ -67,33 +67,29 @@ def climb(
     kept = _kept(rows_file, site, retry) if resume and rows_file.exists() else {}
     done: list[tuple[Attempt, RungResult]] = []
     clock = _Clock(total)
-    stopped = ""
-    interrupted = False
+    stopped, name, interrupted = "", "", False
     try:
         attempt = next(plan, None)
-        while attempt is not None and not stopped:
-            speak = _speaker(say, clock, name_of(attempt, ladder))
+        while attempt is not None:
+            name = name_of(attempt, ladder)
             before = kept.get(attempt.key)
             if before is not None:
                 row = judge(before, gate_bytes=ladder.gate_bytes, gate_on=ladder.gate_on)
                 said = f"kept from before: {row.status}"
             else:
-                row = _new_row(ladder, attempt, site, done, guard, compared, speak)
+                speak = _speaker(say, clock, name)
+                row = _new_row(ladder, attempt, site, done, guard, compared, speak, stopped)
                 said = summary(row)
             if row != before:
                 append_row(rows_file, row)
             done.append((attempt, row))
             clock.ended(row, kept=before is not None)
-            say(clock.note(name_of(attempt, ladder), said, "end", row))
-            if guard is not None and before is None:
+            say(clock.note(name, said, "end", row))
+            if guard is not None and before is None and not stopped:
                 stopped = guard.after(row)
             attempt = _following(plan, row)
     except KeyboardInterrupt:
-        say(
-            clock.note(name_of(attempt, ladder), "interrupted", "end")
-            if attempt is not None
-            else clock.note("", "", "end")
-        )
+        say(clock.note(name, "interrupted", "end"))
         interrupted = True
     return Climb(rows=tuple(row for _, row in done), folder=site.folder, interrupted=interrupted, stopped=stopped)
 
@@ -131,8 +127,9 @@ def _new_row(
     guard: Guard | None,
     compared: Callable[[Attempt, Say], dict[str, Any]],
     say: Say,
+    stopped: str,
 ) -> RungResult:
-    """The row of an attempt that nobody has made: skipped, refused, or measured."""
+    """The row of an attempt that nobody has made: skipped, refused because the climb has `stopped`, or measured."""
     reason: dict[str, Any] | None = None
     if (larger := dominating(attempt, done)) is not None:
         name = larger.rung + (f", repeat {larger.repeat}" if larger.run_id == attempt.point.run.run_id else "")
@@ -142,7 +139,7 @@ def _new_row(
             else f"is over the gate with {format_bytes(larger.gated_bytes or 0)}"
         )
         reason = {"status": f"skipped:dominated_by {larger.rung}", "error": f"not started: {name} {why}"}
-    elif guard is not None and (dirt := guard.before()):
+    elif dirt := stopped or (guard.before() if guard is not None else ""):
         reason = {"status": "dirty_device", "error": f"not started: {dirt}"}
     if reason is not None:
         row = RungResult(**common(attempt), **reason, environment=site.environment)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan import api
+from memplan import api_ladder as api
 from memplan.spec import Ladder
 
 
