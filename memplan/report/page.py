@@ -1,18 +1,77 @@
-"""The folder of a climb: tables and pictures made from its rows."""
+"""The folder of a climb: tables, pictures and a page, made from its rows alone."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from memplan.record import RungResult
+from memplan.analysis.recommend import recommend
+from memplan.errors import MemplanError, NothingMeasuredError
+from memplan.record import RungResult, read_rows
+from memplan.record.memory import SCHEMA_VERSION
+from memplan.report.figures import inline_svg, save, svg_text
+from memplan.report.html import html_page
 from memplan.report.ladder_table import ladder_table, provenance
-from memplan.report.plots import peak_plot, throughput_plot
+from memplan.report.plots import pictures
 from memplan.report.render import render
+from memplan.report.repeats import repeats_of
+from memplan.report.table import Table
+from memplan.report.timeline_plot import TIMELINE_FILE, StepStory, read_story
+from memplan.report.verdict import commands, left_out, verdict_of
+
+ROWS_FILE = "ladder.jsonl"
+"""The rows that everything else is made from."""
 
 
-def write_page(rows: Sequence[RungResult], folder: Path) -> None:
-    """Writes `table.md`, `table.csv`, `peak.png` and `throughput.png` into `folder`."""
+def report_folder(folder: Path, out: Path | None = None) -> list[Path]:
+    """Writes the page of the rows in `folder` into `out`, or beside them; the files. MemplanError where there are no
+    rows, or `folder` holds none."""
+    rows_file = folder if folder.suffix == ".jsonl" else folder / ROWS_FILE
+    if not rows_file.exists():
+        raise MemplanError(f"{folder} holds no {ROWS_FILE}.", "Type the folder that memplan ladder named as results.")
+    rows = read_rows(rows_file)
+    if not rows:
+        raise NothingMeasuredError(f"{rows_file} has no rows.")
+    out = out or rows_file.parent
+    out.mkdir(parents=True, exist_ok=True)
+    story_file = rows_file.parent / TIMELINE_FILE
+    return write_page(rows, out, story=read_story(story_file) if story_file.exists() else None)
+
+
+def write_page(rows: Sequence[RungResult], folder: Path, *, story: StepStory | None = None) -> list[Path]:
+    """Writes `report.html`, `table.md`, `table.csv`, `summary.json` and each picture as PNG and SVG into `folder`; the
+    files. Pictures for which there is nothing to draw are left out, and the page says why."""
+    rungs, recommended = repeats_of(rows), recommend(rows)
     table = ladder_table(rows, footer=provenance(rows))
-    (folder / "table.md").write_text(render(table, "md") + "\n", encoding="utf-8")
-    (folder / "table.csv").write_text(render(table, "csv") + "\n", encoding="utf-8")
-    peak_plot(rows, folder / "peak.png")
-    throughput_plot(rows, folder / "throughput.png")
+    drawn, without = pictures(rungs, recommended=None if recommended is None else recommended.row, story=story)
+    verdict, missed = verdict_of(rungs, recommended), left_out(rungs, without)
+    texts = {"table.md": render(table, "md"), "table.csv": render(table, "csv")}
+    shown = []
+    for picture in drawn:
+        svg = svg_text(picture)
+        texts[f"{picture.name}.svg"] = svg
+        shown.append((picture.title, inline_svg(picture, svg)))
+    texts["report.html"] = html_page(rows, rungs, verdict=verdict, left_out=missed, pictures=shown)
+    texts["summary.json"] = json.dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "verdict": list(verdict.sentences),
+            "tone": verdict.tone,
+            "recommended": None if recommended is None else {"rung": recommended.row.rung,
+                                                             "run_id": recommended.row.run_id,
+                                                             "why": recommended.sentence},
+            "rungs": _records(table, [rung.row.run_id for rung in rungs]),
+            "left_out": missed,
+            "commands": commands(rows),
+        },
+        indent=2,
+    )  # fmt: skip
+    for name, text in texts.items():
+        (folder / name).write_text(text + "\n", encoding="utf-8")
+    for picture in drawn:
+        save(picture.figure, folder / f"{picture.name}.png")
+    return [folder / name for name in sorted([*texts, *(f"{picture.name}.png" for picture in drawn)])]
+
+
+def _records(table: Table, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"run_id": run_id} | record for run_id, record in zip(run_ids, table.records(), strict=True)]

@@ -1,8 +1,10 @@
 """What a trace says, for people: the peak and who is alive there, every phase, the places where the host waits."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from memplan.record import Fit, TracedRun, TracedSteps
+from memplan.record.trace import LiveTensor
 from memplan.report.render import render
 from memplan.report.step_line import step_line
 from memplan.report.table import Column, Table
@@ -71,8 +73,13 @@ def trace_phase_table(traced: TracedSteps) -> Table:
 
 def alive_table(traced: TracedSteps) -> Table:
     """The largest of what is alive at the peak; storages that differ in nothing but their block stand together."""
+    return tensor_table(traced.steady.alive, "alive at the peak")
+
+
+def tensor_table(tensors: Sequence[LiveTensor], header: str) -> Table:
+    """The first `MOST_ALIVE` of `tensors`; `header` says when they were alive."""
     columns = (
-        Column(key="total_bytes", header="alive at the peak", text=format_bytes),
+        Column(key="total_bytes", header=header, text=format_bytes),
         Column(key="count", header="count"),
         Column(key="category", header="category", align="left"),
         Column(key="module", header="module", align="left"),
@@ -90,7 +97,7 @@ def alive_table(traced: TracedSteps) -> Table:
             "x".join(map(str, tensor.shape)) or "-",
             tensor.dtype,
         )
-        for tensor in traced.steady.alive[:MOST_ALIVE]
+        for tensor in tensors[:MOST_ALIVE]
     )
     return Table(columns=columns, rows=rows)
 

@@ -1,0 +1,119 @@
+"""A ladder as one page that needs nothing else: no script, no request, light and dark, for screens and for print."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import memplan
+from memplan.record import RungResult
+from memplan.report.failures import failure_lines
+from memplan.report.ladder_table import label, ladder_table, provenance
+from memplan.report.outside import visible, visible_lines
+from memplan.report.render import render
+from memplan.report.repeats import Repeats
+from memplan.report.table import Column, Table
+from memplan.report.trace_page import tensor_table
+from memplan.report.verdict import NAME_CHARS, Verdict, commands
+from memplan.units import format_bytes
+
+TEMPLATES = Path(__file__).with_name("templates")
+"""Folder of the page's template."""
+MOST_FAILURES = 30
+"""Rungs whose failure is told at length."""
+TEXT_CHARS = 6000
+"""Characters of an error's full text."""
+MOST_ENVIRONMENTS = 4
+"""Machines that stand side by side."""
+
+
+def html_page(
+    rows: Sequence[RungResult],
+    rungs: Sequence[Repeats],
+    *,
+    verdict: Verdict,
+    left_out: Sequence[str],
+    pictures: Sequence[tuple[str, str]],
+) -> str:
+    """The page. `pictures` are titles with SVG elements, which are trusted; everything else is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    engine = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    table = ladder_table(rows, footer=provenance(rows))
+    lines = table.folded().footer
+    models = ", ".join(dict.fromkeys(row.model for row in rows)) or "no rows"
+    failures, more = _failures(rungs)
+    return engine.get_template("report.html.j2").render(
+        version=memplan.__version__,
+        title=f"Memory of {visible(models, 2 * NAME_CHARS)}",
+        verdict=verdict.sentences,
+        tone=verdict.tone,
+        rungs=Markup(render(dataclasses.replace(table.folded(), footer=()), "html")),
+        below=Markup(render(Table(columns=(), rows=(), footer=lines), "html")) if lines else "",
+        pictures=[{"title": title, "svg": Markup(svg)} for title, svg in pictures],
+        failures=failures,
+        left_out=[*left_out, *more],
+        environment=Markup(render(environment_table(rows), "html")),
+        commands=commands(rows) or ["memplan ladder"],
+        num_rows=len(rows),
+    )
+
+
+def environment_table(rows: Sequence[RungResult]) -> Table:
+    """Machine, versions and settings, a column for each set of them among `rows`."""
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        facts = {key: value for key, value in row.environment.items() if key != "note"}
+        if facts not in found:
+            found.append(facts)
+    shown = found[:MOST_ENVIRONMENTS]
+    keys = list(dict.fromkeys(key for facts in shown for key in facts))
+    columns = (
+        Column(key="what", header="what", align="left"),
+        *(Column(key=str(number), header=f"machine {number}", align="left") for number in range(1, len(shown) + 1)),
+    )
+    lines = [f"{len(found) - len(shown)} more are in ladder.jsonl"] * (len(found) > len(shown))
+    values = tuple((visible(key, 60), *(_fact(key, facts.get(key)) for facts in shown)) for key in keys)
+    return Table(columns=columns, rows=values, footer=tuple(lines))
+
+
+def _fact(key: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_fact(str(name), each) or 'none'}" for name, each in value.items()) or None
+    if isinstance(value, list | tuple):
+        return ", ".join(str(each) for each in value) or None
+    if isinstance(value, int) and key.endswith("_bytes"):
+        return format_bytes(value)
+    return str(value)
+
+
+def _failures(rungs: Sequence[Repeats]) -> tuple[list[dict[str, Any]], list[str]]:
+    """What to tell of each rung that failed, and a sentence where there are too many."""
+    from markupsafe import Markup
+
+    rows = [row for rung in rungs for row in rung.rows if row.kind not in ("ok", "skipped")]
+    told = []
+    for row in rows[:MOST_FAILURES]:
+        failure = row.failure
+        alive = () if failure is None else failure.alive
+        repeat = f", repeat {row.repeat}" if row.repeat > 1 else ""
+        told.append(
+            {
+                "name": visible(label(row, rows), 2 * NAME_CHARS) + repeat,
+                "status": visible(row.status, NAME_CHARS),
+                "lines": failure_lines(row),
+                "alive": Markup(render(tensor_table(alive, "alive then"), "html")) if alive else "",
+                "text": visible_lines(failure.text, TEXT_CHARS) if failure is not None and failure.text else "",
+            }
+        )
+    more = len(rows) - len(told)
+    return told, [f"{more} more failures: their errors stand below the table"] if more > 0 else []
