@@ -1,31 +1,33 @@
 """The parent's half: starts a worker, listens to its events, and says how it ended, whatever it did.
 
 The worker leads a process group of its own, so that its children end with it; it reads a pipe that closes when the
-parent is gone, so that it never outlives the parent. Results come through a file of JSON lines, never out of the log.
+parent is gone, so that it never outlives the parent. Job and events are files without a name, so that none is left,
+whoever is killed. Results come through events, never out of the log.
 """
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.launch.host import Kills, offer
+from memplan.launch.listening import EventReader, Log, unnamed_file
+from memplan.launch.pace import Pace
+from memplan.launch.tree import Tree
+from memplan.launch.watch import Watch
+from memplan.record import STATUSES
 
 POLL_S = 0.1
 """Seconds between two looks at the worker; the parent sleeps meanwhile."""
-GRACE_S = 3.0
-"""Seconds between asking a worker to end and making it end."""
-LOG_TAIL_BYTES = 8192
-"""How much of a log's end is searched for the line that explains a failure."""
 WORKER = "memplan.launch.worker"
+SHELL_KILL = 128 + signal.SIGKILL
+"""Exit code of a process whose child was ended by SIGKILL, as shells pass it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +35,17 @@ class Outcome:
     """How a worker ended and everything it said before."""
 
     status: str
-    """`ok`, `oom`, `timeout`, `killed` or `error`."""
+    """One of `memplan.record.STATUSES`."""
     error: str | None
     """What went wrong, in one line; None for `ok`."""
     events: tuple[dict[str, Any], ...]
     """Its events in order, the last `end` one included."""
     failure: dict[str, Any] | None = None
-    """What it said of the moment of its failure, as `memplan.record.Failure`."""
+    """What it said of the moment of its failure, as `memplan.record.Failure`; else where it was."""
     poisoned: bool = False
     """Whether the device's context may be of no use any more, so that the device should be tried."""
     telemetry: dict[str, Any] = field(default_factory=dict)
-    """What a watch saw meanwhile: `windows` by name, `timed`; empty without one."""
+    """What a watch saw meanwhile, as `Watch.telemetry` says it; empty without one."""
 
 
 def run_worker(
@@ -52,6 +54,7 @@ def run_worker(
     timeout_s: float,
     log: Path,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    watch: Watch | None = None,
     module: str = WORKER,
 ) -> Outcome:
     """The outcome of `python -m MODULE JOB EVENTS` in a fresh process; its own output goes to `log`.
@@ -59,137 +62,107 @@ def run_worker(
     Whatever happens here, KeyboardInterrupt included, neither the process nor its children nor a temporary file is
     left. MemplanError when no process can be started.
     """
-    with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-        job_path, events_path = Path(folder) / "job.json", Path(folder) / "events.jsonl"
-        job_path.write_text(json.dumps(job), encoding="utf-8")
-        events_path.touch()
-        kills_before = num_host_kills()
-        with log.open("wb") as log_file, events_path.open("rb") as events_file:
+    before = Kills.now()
+    tree = Tree()
+    with unnamed_file() as job_file, unnamed_file() as events_file, contextlib.closing(Log(log)) as output:
+        job_file.write(json.dumps(job).encode())
+        job_file.seek(0)
+        files = job_file.fileno(), events_file.fileno()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *(f"/dev/fd/{number}" for number in files)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=files,
+                process_group=0,
+                env=tree.environment,
+            )
+        except OSError as error:
+            raise MemplanError(f"No process could be started: {error.strerror}.") from None
+        assert process.stdin is not None and process.stdout is not None
+        with process.stdin, process.stdout:
+            gone = True
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", module, str(job_path), str(events_path)],
-                    stdin=subprocess.PIPE,
-                    stdout=log_file,
-                    stderr=subprocess.STDOUT,
-                    process_group=0,
-                )
-            except OSError as error:
-                raise MemplanError(f"No process could be started: {error.strerror}.") from None
-            reader = EventReader(events_file)
-            try:
-                in_time = _follow(process, reader, on_event, time.monotonic() + timeout_s)
+                tree.root(process)
+                offer(process.pid)
+                output.listen(process.stdout)
+                if watch is not None:
+                    watch.begin(tree.owns)
+                reader = EventReader(events_file.fileno())
+                late = _follow(process, reader, output, Pace(timeout_s), watch, on_event)
             finally:
-                _end(process)
+                gone = tree.end()
+            output.drain()
             for event in reader.read():
                 on_event(event)
-        if not in_time:
-            reached = next((str(event["phase"]) for event in reversed(reader.events) if "phase" in event), "the start")
-            why = f"not done after {timeout_s:g} s, in {reached}; --timeout gives it longer"
-            return Outcome(status="timeout", error=why, events=tuple(reader.events))
-        host_kills = num_host_kills() - kills_before
-        status, said = judge_end(process.returncode, reader.events, last_line(log), host_kills)
-        return Outcome(status=status, error=said, events=tuple(reader.events))
-
-
-class EventReader:
-    """Reads the JSON lines that another process appends; half a line waits for its other half."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.events: list[dict[str, Any]] = []
-        self._file = file
-        self._rest = b""
-
-    def read(self) -> list[dict[str, Any]]:
-        """Events that have come since the last call. What is no JSON object is left out."""
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        fresh = []
-        for line in lines:
-            try:
-                event = json.loads(line.decode("utf-8", errors="replace"))
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                fresh.append(event)
-        self.events += fresh
-        return fresh
+        if late is not None and not gone:
+            late += "; it could not be ended: the kernel holds it"
+        evidence = Kills.now().evidence(before)
+        status, said, failure = judge_end(process.returncode, reader, late, output.last_line, evidence)
+        return Outcome(
+            status=status,
+            error=said,
+            events=tuple(reader.events),
+            failure=failure,
+            poisoned=bool((reader.end or {}).get("poisoned")),
+            telemetry=watch.telemetry() if watch is not None else {},
+        )
 
 
 def judge_end(
-    returncode: int, events: list[dict[str, Any]], last_words: str | None, host_kills: int
-) -> tuple[str, str | None]:
-    """Status and one line of explanation for a worker that ended by itself or by a signal.
+    returncode: int | None, reader: EventReader, late: str | None, last_words: str | None, evidence: str | None
+) -> tuple[str, str | None, dict[str, Any] | None]:
+    """Status, one line of explanation and the moment of failure of a worker that has ended or was given up.
 
-    Its own last event counts first; then the signal that ended it; then its exit code and the last line of its log.
+    Its own last event counts first; then why it was given up, then the signal that ended it, then its exit code and
+    the last line of its log. `evidence` is what proves that the host's out-of-memory killer has struck.
     """
-    end = next((event for event in events if event.get("event") == "end"), None)
+    end = reader.end
     if end is not None:
-        return str(end["status"]), end.get("error")
-    if returncode < 0:
+        status, said = str(end.get("status")), end.get("error")
+        if status.partition(":")[0] not in STATUSES:
+            status, said = "error", f"ended with a status that does not exist, {status!r}: {said}"
+        if evidence is not None and status == "error":
+            said = f"{said}; {evidence}"
+        return status, said, end.get("failure")
+    failure = {"window": reader.reached, "text": last_words}
+    if late is not None:
+        return "timeout", late, failure
+    if returncode in (-signal.SIGKILL, SHELL_KILL):
+        if evidence is not None:
+            return "host_oom", f"ended by SIGKILL (9): {evidence}", failure
+        return "killed", "ended by SIGKILL (9); nothing shows that the host's out-of-memory killer did it", failure
+    if returncode is not None and returncode < 0:
         name = signal.Signals(-returncode).name if -returncode in set(signal.Signals) else "a signal"
-        error = f"ended by {name} ({-returncode})"
-        if -returncode == signal.SIGKILL:
-            sure = (
-                "the host's out-of-memory killer did it"
-                if host_kills > 0
-                else "usually the host's out-of-memory killer"
-            )
-            error += f": {sure}"
-        return "killed", error
+        return "killed", f"ended by {name} ({-returncode})", failure
     said = f": {last_words}" if last_words else ""
-    return "error", f"ended with exit code {returncode} and no result{said}"
-
-
-def num_host_kills() -> int:
-    """Processes that the host's out-of-memory killer has ended so far; 0 where Linux does not tell."""
-    try:
-        text = Path("/proc/vmstat").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)
-
-
-def last_line(log: Path) -> str | None:
-    """The last line of `log` that says something, whatever bytes are in there; None when there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else None
+    return "error", f"ended with exit code {returncode} and no result{said}", failure
 
 
 def _follow(
-    process: subprocess.Popen[bytes], reader: EventReader, on_event: Callable[[dict[str, Any]], None], deadline: float
-) -> bool:
-    """Whether the worker ended before `deadline`; hands its events on meanwhile."""
+    process: subprocess.Popen[bytes],
+    reader: EventReader,
+    output: Log,
+    pace: Pace,
+    watch: Watch | None,
+    on_event: Callable[[dict[str, Any]], None],
+) -> str | None:
+    """Waits until the worker has ended, and hands its events on meanwhile; why it was given up, or None."""
     while True:
-        try:
-            process.wait(timeout=POLL_S)
-            done = True
-        except subprocess.TimeoutExpired:
-            done = False
+        ended = process.poll() is not None
         for event in reader.read():
+            pace.hear(event)
+            if watch is not None:
+                watch.hear(event)
             on_event(event)
-        if done:
-            return True
-        if time.monotonic() > deadline:
-            return False
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the worker's whole group: politely while the worker lives, then surely."""
-    if process.poll() is None:
-        _signal_group(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=GRACE_S)
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left; macOS says it the second way
-        os.killpg(process.pid, number)
+        if ended:
+            return None
+        late = pace.late(reader.reached)
+        if late is not None:
+            return late
+        if watch is not None:
+            watch.look()
+        if not output.wait(POLL_S):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=POLL_S)

@@ -11,6 +11,7 @@ import gc
 import json
 import math
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -196,10 +197,14 @@ def explain(error: BaseException) -> str:
 
 
 def end_with_parent() -> None:
-    """Ends this process as soon as the parent is gone, when the pipe that it holds to our standard input closes."""
+    """Ends this process and its group as soon as the parent is gone: when the pipe that it holds to our standard input
+    closes."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 4096):  # the bare pipe: an interpreter that ends may not find a buffer locked
+            pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

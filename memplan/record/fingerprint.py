@@ -3,7 +3,7 @@
 from typing import Any
 
 MEMORY_KEYS = ("device", "gpu", "mig", "torch", "cuda", "cudnn")
-"""Facts that decide, with `MEMORY_SETTINGS`, what an allocator is asked for: rows that differ in one are not compared."""
+"""Facts that decide what an allocator is asked for, beside the settings; where they differ, rows are not compared."""
 MEMORY_SETTINGS = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
