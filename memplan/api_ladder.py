@@ -196,15 +196,18 @@ def mode_of(point: Point) -> tuple[Any, ...]:
 
 
 def guard_of(question: Ladder, point: Point, site: Site) -> Guard | None:
-    """The guard over a GPU that is there; None elsewhere."""
-    if not on_card(point):
-        return None
+    """The guard over a GPU that is there; None elsewhere, and where NVML does not answer."""
+    from memplan.backends.nvml import open_device
     from memplan.launch import settle
 
+    device = open_device() if on_card(point) else None
+    if device is None:
+        return None
+    health = job_of(question, point.run)
     return Guard(
-        used_bytes=settle.used_bytes,
-        foreign=settle.foreign,
-        settled=settle.settled,
-        healthy=lambda: settle.health_check(site.run, site.folder),
+        used_bytes=lambda: settle.unclaimed_bytes(device),
+        foreign=lambda: [str(process) for process in settle.foreign(device)],
+        settled=lambda before_bytes: settle.settled(device, before_bytes),
+        sick=lambda: settle.health_check(health, site.run),
         allow_shared=question.allow_shared,
     )

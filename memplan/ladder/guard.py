@@ -20,10 +20,10 @@ class Guard:
         used_bytes: Callable[[], int | None],
         foreign: Callable[[], Sequence[str]],
         settled: Callable[[int], bool],
-        healthy: Callable[[], bool],
+        sick: Callable[[], str | None],
         allow_shared: bool = False,
     ) -> None:
-        self._used_bytes, self._foreign, self._settled, self._healthy = used_bytes, foreign, settled, healthy
+        self._used_bytes, self._foreign, self._settled, self._sick = used_bytes, foreign, settled, sick
         self._allow_shared = allow_shared
         self._before: int | None = None
         self._num_sick = 0
@@ -51,7 +51,8 @@ class Guard:
             )
             return f"{row.rung} is gone, but its memory is not: {held} on the device"
         if row.kind in SUSPICIOUS:
-            self._num_sick = 0 if self._healthy() else self._num_sick + 1
+            wrong = self._sick()
+            self._num_sick = self._num_sick + 1 if wrong else 0
             if self._num_sick >= MOST_SICK:
-                return f"the device fails a small product {self._num_sick} times in a row"
+                return f"the device fails a small product {self._num_sick} times in a row: {wrong}"
         return ""

@@ -21,7 +21,7 @@ def guard_of(
         used_bytes=lambda: next(used, 5 * GIB),
         foreign=lambda: others,
         settled=lambda before: frees,
-        healthy=lambda: healthy,
+        sick=lambda: None if healthy else "error: no kernel image",
         allow_shared=allow_shared,
     )
 
@@ -53,7 +53,7 @@ def test_f07_two_failed_health_checks_end_the_climb(tmp_path: Path) -> None:
     processes = Processes(B2c1=BROKEN, B4c2=BROKEN, B6c1=BROKEN)
     climbed = go(tmp_path, processes, rungs="B2c1,B4c2,B6c1", options={"guard": guard_of(healthy=False)})
     assert processes.started == ["B2c1", "B4c2"]
-    assert climbed.stopped == "the device fails a small product 2 times in a row"
+    assert climbed.stopped == "the device fails a small product 2 times in a row: error: no kernel image"
     assert [row.status for row in climbed.rows] == ["error", "error", "dirty_device"]
 
 
@@ -65,9 +65,9 @@ def test_f07_a_failed_rung_on_a_healthy_device_is_its_own_affair(tmp_path: Path)
 
 
 def test_what_ran_well_needs_no_health_check() -> None:
-    def never() -> bool:
+    def never() -> str | None:
         raise AssertionError
 
-    guard = Guard(used_bytes=lambda: None, foreign=lambda: (), settled=lambda before: True, healthy=never)
+    guard = Guard(used_bytes=lambda: None, foreign=lambda: (), settled=lambda before: True, sick=never)
     assert guard.before() == ""
     assert guard.after(row_of()) == ""
