@@ -49,8 +49,8 @@ def workers(scratch: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().decode(errors="replace")
-                if "rung_worker" in words and str(scratch) in words:
+                works = b"rung_worker" in (entry / "cmdline").read_bytes()
+                if works and f"TMPDIR={scratch}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
     return found
 
