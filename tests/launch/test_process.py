@@ -1,11 +1,11 @@
 """Real processes that crash, hang, are killed or run out of memory: each is told apart, and none is left."""
 
+import ast
 import json
 import os
+import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,27 +13,19 @@ from typing import Any
 import pytest
 from samples import run_of
 
-from memplan.launch.process import Outcome, judge_end, last_line, run_worker
+from memplan.launch import tree
+from memplan.launch.listening import EventReader, Log, unnamed_file
+from memplan.launch.pace import Pace
+from memplan.launch.process import judge_end, run_worker
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs one of the misbehaving workers, with a temporary folder that must be empty afterwards."""
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-
-    def go(deed: str, timeout_s: float = 60, **options: Any) -> Outcome:
-        job = {"deed": deed, "pids": str(tmp_path / "pids")}
-        try:
-            return run_worker(job, timeout_s=timeout_s, log=tmp_path / "log", module="workers", **options)
-        finally:
-            assert not list(scratch.iterdir())
-
-    return go
+PARENT = ("process", "tree", "listening", "pace", "host", "watch", "settle")
+"""Modules of the parent's half."""
+CANNOT = {
+    "F49": "A rung is one process: no launcher of several ranks exists, so none can wait for another that ran out of"
+    " memory. Sharded steps are measured with every rank but the first imagined (memplan/step/sharding.py)."
+}
+"""Failure modes that cannot exist here, and why."""
 
 
 def alive(pid: int) -> bool:
@@ -54,27 +46,28 @@ def gone(pids: Path, within_s: float = 5) -> bool:
     return not any(alive(pid) for pid in numbers)
 
 
+def reader_of(*events: dict[str, Any]) -> EventReader:
+    """A reader that has read `events`."""
+    reader = EventReader(0)
+    reader.events += events
+    return reader
+
+
 def test_a_worker_that_finishes(launch: Any) -> None:
     heard: list[dict[str, Any]] = []
     outcome = launch("finish", on_event=heard.append)
-    assert (outcome.status, outcome.error) == ("ok", None)
+    assert (outcome.status, outcome.error, outcome.failure, outcome.poisoned) == ("ok", None, None, False)
     assert [event["event"] for event in outcome.events] == ["phase", "window", "end"]
     assert tuple(heard) == outcome.events
+    assert outcome.telemetry == {}
 
 
-def test_a_crash_is_an_error_with_its_last_words_whatever_bytes_came_before(launch: Any) -> None:
+def test_a_crash_is_an_error_with_its_last_words(launch: Any) -> None:
     outcome = launch("crash")
     assert outcome.status == "error"
     assert outcome.error == "ended with exit code 1 and no result: ValueError: the step is wrong"
     assert outcome.events[-1]["event"] == "window"
-
-
-def test_sigkill_is_named_and_so_is_its_usual_sender(launch: Any) -> None:
-    outcome = launch("kill")
-    assert outcome.status == "killed"
-    assert "SIGKILL (9)" in outcome.error
-    assert "out-of-memory killer" in outcome.error
-    assert outcome.events[-1]["event"] == "window"
+    assert outcome.failure == {"window": "first_step", "text": "ValueError: the step is wrong"}
 
 
 def test_another_signal_is_named_without_blame(launch: Any) -> None:
@@ -83,36 +76,139 @@ def test_another_signal_is_named_without_blame(launch: Any) -> None:
     assert outcome.error == "ended by SIGABRT (6)"
 
 
-def test_half_a_line_is_left_out(launch: Any) -> None:
-    outcome = launch("half a line")
-    assert outcome.status == "killed"
-    assert [event["event"] for event in outcome.events] == ["phase", "window"]
-
-
 def test_a_worker_that_ends_without_a_word_is_an_error(launch: Any) -> None:
     outcome = launch("vanish")
     assert outcome.status == "error"
     assert outcome.error == "ended with exit code 0 and no result"
 
 
-def test_a_hang_is_ended_with_its_grandchild(launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.launch.process.GRACE_S", 0.3)
+def test_what_a_worker_says_of_its_failure_is_handed_on(launch: Any) -> None:
+    outcome = launch("say how it failed")
+    assert (outcome.status, outcome.error) == ("error:kernel_limit", "index")
+    assert outcome.failure == {"window": "first_step", "requested_bytes": 5}
+    assert outcome.poisoned
+
+
+def test_a_status_that_does_not_exist_is_an_error(launch: Any) -> None:
+    outcome = launch("say nonsense")
+    assert outcome.status == "error"
+    assert outcome.error == "ended with a status that does not exist, 'splendid': so it was"
+
+
+def test_f46_bytes_that_are_no_text_cost_no_event(launch: Any, tmp_path: Path) -> None:
+    assert launch("crash").error.endswith("ValueError: the step is wrong")
+    assert b"not \xff UTF-8" in (tmp_path / "log").read_bytes()
+    outcome = launch("garbage between lines")
+    assert outcome.status == "ok"
+    assert [event["event"] for event in outcome.events] == ["phase", "window", "loss", "end"]
+
+
+def test_f46_half_a_line_is_left_out(launch: Any) -> None:
+    outcome = launch("half a line")
+    assert outcome.status == "killed"
+    assert [event["event"] for event in outcome.events] == ["phase", "window"]
+
+
+def test_half_a_line_waits_for_its_other_half() -> None:
+    with unnamed_file() as file:
+        reader = EventReader(file.fileno())
+        file.write(b'{"event": "lo')
+        file.flush()
+        assert reader.read() == []
+        file.write(b'ss"}\n{"event": "end"}\n')
+        file.flush()
+        assert [event["event"] for event in reader.read()] == ["loss", "end"]
+        assert reader.read() == []
+
+
+def test_f26_a_hang_is_ended_with_its_grandchild(launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "GRACE_S", 0.1)
     started = time.monotonic()
-    outcome = launch("hang", timeout_s=2)
+    outcome = launch("hang", timeout_s=0.5)
     assert time.monotonic() - started < 20
     assert outcome.status == "timeout"
-    assert outcome.error == "not done after 2 s, in warmup; --timeout gives it longer"
+    assert outcome.error == "not done after 0.5 s, in warmup; --timeout gives it longer"
     assert outcome.events[1]["event"] == "window"
+    assert outcome.failure["window"] == "warmup"
     assert gone(tmp_path / "pids")
 
 
-def test_a_child_that_outlives_its_worker_is_ended(launch: Any, tmp_path: Path) -> None:
+def test_f26_steps_that_stop_coming_are_a_hang(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.launch.pace.STALL_S", 0.5)
+    monkeypatch.setattr("memplan.launch.pace.STALL_TIMES", 2.0)
+    started = time.monotonic()
+    outcome = launch("hang between steps")
+    assert time.monotonic() - started < 20
+    assert outcome.status == "timeout"
+    assert outcome.error.startswith("no step for 1 s, in timed; the slowest before took 0.")
+    assert len(outcome.events) == 7
+
+
+def test_f26_slow_steps_are_no_hang(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.launch.pace.STALL_S", 0.1)
+    assert launch("step slowly").status == "ok"
+
+
+def test_f26_the_rule_for_stalls() -> None:
+    now = [0.0]
+    pace = Pace(10_000, clock=lambda: now[0])
+    pace.hear({"event": "step"})
+    now[0] = 500
+    assert pace.late("timed") is None, "one step tells no pace"
+    pace.hear({"event": "step"})
+    now[0] = 500 + 20 * 500
+    assert pace.late("timed") is None or "not done after" in pace.late("timed")
+    quick = Pace(10_000, clock=lambda: now[0])
+    for _ in range(3):
+        quick.hear({"event": "step"})
+        now[0] += 1
+    now[0] += 118
+    assert quick.late("timed") is None
+    now[0] += 2
+    assert quick.late("timed") == "no step for 121 s, in timed; the slowest before took 1.0 s"
+    quick.hear({"event": "look"})
+    assert quick.late("look") is None, "any word counts"
+
+
+def test_f26_what_hangs_at_its_exit_has_still_said_its_result(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.launch.pace.FAREWELL_S", 0.2)
+    outcome = launch("hang after the end")
+    assert (outcome.status, outcome.error) == ("ok", None)
+
+
+def test_f26_a_worker_that_the_kernel_holds_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        pid = 2**22 + 1  # above the largest number that Linux gives
+
+        def poll(self) -> None:
+            return None
+
+        def wait(self, timeout: float | None = None) -> int:
+            assert timeout is not None, "waits for ever"
+            raise subprocess.TimeoutExpired("worker", timeout)
+
+    held = tree.Tree()
+    held.root(Held())  # type: ignore[arg-type]
+    assert not held.end()
+
+
+def test_f27_a_child_that_outlives_its_worker_is_ended(launch: Any, tmp_path: Path) -> None:
     assert launch("leave a child").status == "ok"
     assert gone(tmp_path / "pids")
 
 
+def test_f27_a_child_that_left_the_group_is_ended(launch: Any, tmp_path: Path) -> None:
+    assert launch("leave a child elsewhere").status == "ok"
+    assert gone(tmp_path / "pids")
+
+
+def test_f27_children_of_children_are_ended(launch: Any) -> None:
+    """The fixture sees that none is left."""
+    assert launch("leave children that have children").status == "ok"
+
+
 def test_an_interrupt_ends_the_worker_too(launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memplan.launch.process.GRACE_S", 0.3)
+    monkeypatch.setattr(tree, "GRACE_S", 0.1)
 
     def stop(event: dict[str, Any]) -> None:
         if event.get("phase") == "warmup":
@@ -123,12 +219,89 @@ def test_an_interrupt_ends_the_worker_too(launch: Any, tmp_path: Path, monkeypat
     assert gone(tmp_path / "pids")
 
 
+def test_a_second_interrupt_does_not_save_the_worker(
+    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(group: int, number: int) -> None:
+        if number == signal.SIGTERM:
+            raise KeyboardInterrupt
+        os.killpg(group, number)
+
+    monkeypatch.setattr(tree, "_signal_group", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch("hang", timeout_s=0.5)
+    assert gone(tmp_path / "pids")
+
+
 def test_the_parent_sleeps(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent's own processor time is a small part of the time it waits."""
-    monkeypatch.setattr("memplan.launch.process.GRACE_S", 0.3)
+    monkeypatch.setattr(tree, "GRACE_S", 0.1)
     before = time.process_time()
-    launch("hang", timeout_s=2)
-    assert time.process_time() - before < 0.5
+    launch("hang", timeout_s=1)
+    assert time.process_time() - before < 0.3
+
+
+def test_a_worker_that_cannot_stop_talking_is_ended_in_time(
+    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memplan.launch.listening.MOST_LOG_BYTES", 100_000)
+    started = time.monotonic()
+    assert launch("talk without end", timeout_s=0.5).status == "timeout"
+    assert time.monotonic() - started < 20
+    assert (tmp_path / "log").stat().st_size == 100_000
+
+
+def test_what_a_worker_prints_is_in_its_log(launch: Any, tmp_path: Path) -> None:
+    assert launch("talk much").status == "ok"
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(2_000))
+
+
+def test_a_full_disk_costs_the_log_and_not_the_row(launch: Any) -> None:
+    """/dev/full refuses every byte as a full disk does."""
+    assert launch("talk much", log=Path("/dev/full")).status == "ok"
+    outcome = launch("crash", log=Path("/dev/full"))
+    assert outcome.error == "ended with exit code 1 and no result: ValueError: the step is wrong"
+
+
+def test_a_disk_without_room_for_the_log_file_costs_no_row_either(launch: Any, tmp_path: Path) -> None:
+    assert launch("talk much", log=tmp_path / "no such folder" / "log").status == "ok"
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has files in memory")
+def test_a_full_temporary_folder_does_not_matter(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/proc")  # where nobody can make a file
+    assert launch("finish").status == "ok"
+
+
+def test_files_without_a_name_serve_where_memory_has_none(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    assert launch("finish").status == "ok"
+
+
+def test_a_killed_parent_leaves_no_worker_and_no_file(tmp_path: Path, scratch: Path) -> None:
+    code = (
+        "import sys, pathlib, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from memplan.launch.process import run_worker\n"
+        "run_worker({'deed': 'hang', 'pids': sys.argv[2]}, timeout_s=60, log=pathlib.Path(sys.argv[3]), module='ends')"
+    )
+    (tmp_path / "ends.py").write_text(
+        "from memplan.launch.worker import end_with_parent\nend_with_parent()\nimport workers\nworkers.main()"
+    )
+    pids = tmp_path / "pids"
+    paths = os.pathsep.join([str(tmp_path), str(HERE), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(scratch), str(pids), str(tmp_path / "log")],
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    try:
+        while not (pids.exists() and pids.read_text()):
+            assert parent.poll() is None
+            time.sleep(0.02)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert gone(pids)
 
 
 def test_the_real_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
@@ -177,20 +350,50 @@ def test_a_job_that_is_no_job_is_an_error_row(tmp_path: Path) -> None:
     assert outcome.error == "KeyError: 'model' [in the start]"
 
 
-def test_blame_needs_evidence() -> None:
-    assert judge_end(-9, [], None, host_kills=0)[1] == "ended by SIGKILL (9): usually the host's out-of-memory killer"
-    assert judge_end(-9, [], None, host_kills=1)[1] == "ended by SIGKILL (9): the host's out-of-memory killer did it"
-    assert judge_end(-1000, [], None, host_kills=0)[0] == "killed"
+def test_who_is_to_blame() -> None:
+    assert judge_end(-1000, reader_of(), None, None, None)[0] == "killed"
+    assert judge_end(-6, reader_of(), "too late", None, None)[:2] == ("timeout", "too late")
+    end = {"event": "end", "status": "ok", "error": None}
+    assert judge_end(-9, reader_of(end), "too late", None, "a kill")[:2] == ("ok", None)
 
 
 def test_last_line_of_a_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert last_line(log) is None
-    log.write_bytes(b"x" * 100_000 + b"\nthe end \xff\n\n")
-    assert last_line(log) == "the end \ufffd"
+    log = Log(tmp_path / "log")
+    assert log.last_line is None
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as pipe, os.fdopen(theirs, "wb") as worker:
+        log.listen(pipe)
+        worker.write(b"x" * 20_000 + b"\nthe end \xff\n\n")
+        worker.flush()
+        assert log.wait(0.05)
+    log.close()
+    assert log.last_line == "the end \ufffd"
 
 
-def test_no_thread_is_left(launch: Any) -> None:
-    before = threading.active_count()
-    launch("finish")
-    assert threading.active_count() == before
+def test_f48_the_parent_never_loads_torch_nor_forks() -> None:
+    """CUDA does not survive a fork, and a parent that touches it holds memory on the GPU all the climb long."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import memplan.ladder.runner, memplan.launch.settle, memplan.launch.watch\n"
+        "memplan.launch.watch.open_watch()\n"
+        "print('torch' in sys.modules and sys.modules['torch'] is None, 'multiprocessing' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+    package = HERE.parents[1] / "memplan" / "launch"
+    for name in PARENT:
+        nodes = list(ast.walk(ast.parse((package / f"{name}.py").read_text())))
+        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+        assert not {"torch", "multiprocessing"} & {module.partition(".")[0] for module in imported}, name
+        called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        assert not {"fork", "forkpty", "preexec_fn"} & called, name
+
+
+def test_f48_a_worker_starts_as_a_fresh_interpreter(launch: Any) -> None:
+    shown = next(event for event in launch("show its start").events if event["event"] == "warning")
+    assert shown["group"] and not shown["torch"]
+
+
+def test_f49_is_explained() -> None:
+    assert CANNOT.keys() == {"F49"}
