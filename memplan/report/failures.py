@@ -9,6 +9,10 @@ from memplan.units import format_bytes
 def failure_lines(row: RungResult) -> list[str]:
     """What is known of the failure of `row`, each number with what it is; empty where nothing is."""
     lines = [visible(row.error, LINE_CHARS)] if row.error else []
+    gated_bytes, gate_bytes = row.gated_bytes, row.gate_bytes
+    if row.kind == "over_gate" and gated_bytes is not None and gate_bytes is not None:
+        over = f"{format_bytes(gated_bytes - gate_bytes)} over the gate of {format_bytes(gate_bytes)}"
+        lines.append(f"{format_bytes(gated_bytes)} on {row.gate_on} bytes, {over}")
     return lines if row.failure is None else [*lines, *_moment(row.failure)]
 
 

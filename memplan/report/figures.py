@@ -50,6 +50,8 @@ class Picture:
     """Stem of its file."""
     title: str
     """What it is, in a few words."""
+    caption: str
+    """How to read it, in a sentence."""
     alt: str
     """What is to be seen, for those who cannot."""
     figure: Any

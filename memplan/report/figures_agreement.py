@@ -19,6 +19,7 @@ from memplan.report.figures import (
 from memplan.report.repeats import Repeats
 from memplan.units import format_percent
 
+CAPTION = "The peak by each witness, and how far off the others are from what ran."
 LOOKS = {"estimated": (ORANGE, "//"), "traced": (SKY, ".."), "peak": (BLUE, "")}
 """Colour and hatch of each witness, in the order in which they stand under each other."""
 
@@ -65,4 +66,4 @@ def agreement_picture(rungs: Sequence[Repeats]) -> Picture | None:
     ]
     legend(figure, handles)
     alt = f"Bars of each witness side by side; how far each is off what was {sources}: {'; '.join(said)}."
-    return Picture(name="agreement", title="What each witness said", figure=figure, alt=alt)
+    return Picture(name="agreement", title="What each witness said", caption=CAPTION, figure=figure, alt=alt)

@@ -29,6 +29,10 @@ from memplan.units import format_bytes
 
 OVER = ("over_gate", "oom")
 """Statuses whose whole peaks are drawn as too high."""
+PEAK_CAPTION = (
+    "What each rung needs at its largest moment, by category where that was told; what is free up to the gate."
+)
+PHASES_CAPTION = "How high each phase of a step reaches; at the right the highest one."
 PHASE_LOOKS = {
     "init": ("s", FAINT),
     "forward": ("o", SKY),
@@ -66,7 +70,13 @@ def peak_picture(rungs: Sequence[Repeats]) -> Picture:
     legend(figure, [*_peak_handles(rungs), *gate_line(axes, scale, gate_bytes)])
     said = "; ".join(_said(rung, rungs) for rung in rungs)
     gate = "" if gate_bytes is None else f" The gate is at {format_bytes(gate_bytes)}."
-    return Picture(name="peak", title="Peak memory by rung", figure=figure, alt=f"A bar for each rung: {said}.{gate}")
+    return Picture(
+        name="peak",
+        title="Peak memory by rung",
+        caption=PEAK_CAPTION,
+        figure=figure,
+        alt=f"A bar for each rung: {said}.{gate}",
+    )
 
 
 def phases_picture(rungs: Sequence[Repeats]) -> Picture | None:
@@ -86,9 +96,13 @@ def phases_picture(rungs: Sequence[Repeats]) -> Picture | None:
             continue
         ends = scale(min(peaks.values())), scale(max(peaks.values()))
         axes.plot(ends, [place, place], color=FAINT, linewidth=0.9, zorder=2)
-        for name, size in peaks.items():
-            marker, color = PHASE_LOOKS[name]
-            axes.scatter(scale(size), place, marker=marker, s=46, color=color, edgecolor=PAPER, linewidth=0.7, zorder=4)
+        for lane, (name, (marker, color)) in enumerate(PHASE_LOOKS.items()):
+            if name not in peaks:
+                continue
+            height = place + 0.1 * (lane - len(PHASE_LOOKS) / 2 + 0.5)
+            axes.scatter(
+                scale(peaks[name]), height, marker=marker, s=46, color=color, edgecolor=PAPER, linewidth=0.7, zorder=4
+            )
         largest = max(peaks, key=lambda name: peaks[name])
         beside(axes, place, 84, largest, weight="bold")
         beside(axes, place, 160, format_bytes(peaks[largest]))
@@ -102,7 +116,7 @@ def phases_picture(rungs: Sequence[Repeats]) -> Picture | None:
     ]
     legend(figure, [*handles, *gate_line(axes, scale, gate_bytes)])
     alt = f"A mark for each phase on the line of each rung: {'; '.join(said)}."
-    return Picture(name="phases", title="Peak memory by phase", figure=figure, alt=alt)
+    return Picture(name="phases", title="Peak memory by phase", caption=PHASES_CAPTION, figure=figure, alt=alt)
 
 
 def _bar(axes: Any, place: int, rung: Repeats, scale: Any) -> None:
@@ -110,7 +124,7 @@ def _bar(axes: Any, place: int, rung: Repeats, scale: Any) -> None:
     over = row.kind in OVER or rung.worst_verdict == "fail"
     if peak_bytes is None:
         until_bytes = _until(rung)
-        beside(axes, place, 160, rung.status.partition(":")[0], ALARM)
+        beside(axes, place, 160, row.kind, FAINT if row.kind == "skipped" else ALARM)
         if until_bytes is not None:
             axes.barh(place, scale(until_bytes), height=0.56, facecolor="none", edgecolor=RED, linestyle=":")
             beside(axes, place, 72, f"≥ {format_bytes(until_bytes)}")

@@ -26,6 +26,7 @@ from memplan.report.outside import for_plot
 from memplan.report.repeats import Repeats
 from memplan.units import format_bytes
 
+CAPTION = "Left is less memory, up is more speed. No rung on the front is beaten in both."
 MOST_NAMED = 24
 """Points above which only those of the front are named."""
 _PLACES = ((8, 0), (-8, 0), (0, 11), (0, -11), (8, 11), (8, -11), (-8, 11), (-8, -11), (0, 24), (0, -24))
@@ -101,7 +102,7 @@ def speed_picture(rungs: Sequence[Repeats], recommended: RungResult | None = Non
         for name, (_, peak_bytes, speed) in list(zip(names, timed, strict=True))[:MOST_NAMED]
     )
     alt = f"A point for each rung: {said}." + ("" if chosen is None else f" Recommended: {names[chosen]}.")
-    return Picture(name="throughput", title="Throughput against memory", figure=figure, alt=alt)
+    return Picture(name="throughput", title="Throughput against memory", caption=CAPTION, figure=figure, alt=alt)
 
 
 def name_points(figure: Any, axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
@@ -135,6 +136,7 @@ def _name(axes: Any, x: float, y: float, name: str, place: tuple[int, int]) -> A
         textcoords="offset points",
         fontsize=9,
         color=INK,
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4},
         ha="left" if right > 0 else "right" if right < 0 else "center",
         va="bottom" if up > 0 else "top" if up < 0 else "center",
     )

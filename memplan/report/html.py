@@ -8,6 +8,7 @@ from typing import Any
 import memplan
 from memplan.record import RungResult
 from memplan.report.failures import failure_lines
+from memplan.report.figures import Picture
 from memplan.report.ladder_table import label, ladder_table, provenance
 from memplan.report.outside import visible, visible_lines
 from memplan.report.render import render
@@ -33,9 +34,9 @@ def html_page(
     *,
     verdict: Verdict,
     left_out: Sequence[str],
-    pictures: Sequence[tuple[str, str]],
+    pictures: Sequence[tuple[Picture, str]],
 ) -> str:
-    """The page. `pictures` are titles with SVG elements, which are trusted; everything else is escaped."""
+    """The page. `pictures` come with their SVG elements, which are trusted; everything else is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -46,7 +47,7 @@ def html_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    table = ladder_table(rows, footer=provenance(rows))
+    table = ladder_table(rows, footer=provenance(rows), errors=False)
     lines = table.folded().footer
     models = ", ".join(dict.fromkeys(row.model for row in rows)) or "no rows"
     failures, more = _failures(rungs)
@@ -57,7 +58,7 @@ def html_page(
         tone=verdict.tone,
         rungs=Markup(render(dataclasses.replace(table.folded(), footer=()), "html")),
         below=Markup(render(Table(columns=(), rows=(), footer=lines), "html")) if lines else "",
-        pictures=[{"title": title, "svg": Markup(svg)} for title, svg in pictures],
+        pictures=[{"title": one.title, "caption": one.caption, "svg": Markup(svg)} for one, svg in pictures],
         failures=failures,
         left_out=[*left_out, *more],
         environment=Markup(render(environment_table(rows), "html")),
@@ -71,7 +72,7 @@ def environment_table(rows: Sequence[RungResult]) -> Table:
     found: list[dict[str, Any]] = []
     for row in rows:
         facts = {key: value for key, value in row.environment.items() if key != "note"}
-        if facts not in found:
+        if facts and facts not in found:
             found.append(facts)
     shown = found[:MOST_ENVIRONMENTS]
     keys = list(dict.fromkeys(key for facts in shown for key in facts))
@@ -116,4 +117,4 @@ def _failures(rungs: Sequence[Repeats]) -> tuple[list[dict[str, Any]], list[str]
             }
         )
     more = len(rows) - len(told)
-    return told, [f"{more} more failures: their errors stand below the table"] if more > 0 else []
+    return told, [f"{more} more failures: their errors stand in table.md"] if more > 0 else []

@@ -11,13 +11,13 @@ from memplan.report.table import Column, Table
 from memplan.units import format_bytes, format_percent
 
 
-def ladder_table(rows: Sequence[RungResult], footer: Sequence[str] = ()) -> Table:
-    """One line a rung, its repeats together; failures say below why."""
+def ladder_table(rows: Sequence[RungResult], footer: Sequence[str] = (), *, errors: bool = True) -> Table:
+    """One line a rung, its repeats together; failures say below why, unless `errors` is off."""
     rungs = repeats_of(rows)
     shown = [rung.row for rung in rungs]
     gates = sorted({(row.gate_bytes, row.gate_on) for row in rows if row.gate_bytes is not None})
     lines = [f"gate {format_bytes(size)} on {what} bytes, first step included" for size, what in gates]
-    lines += [f"{label(row, rows)}: {row.status}: {row.error}" for row in rows if row.error]
+    lines += [f"{label(row, rows)}: {row.status}: {row.error}" for row in rows if row.error and errors]
     lines += [f"{label(row, rows)}: {row.environment['note']}" for row in rows if row.environment.get("note")]
     lines += list(dict.fromkeys(f"{label(row, rows)}: {warning}" for row in rows for warning in row.warnings))
     lines += findings(shown)
@@ -70,6 +70,8 @@ def provenance(rows: Sequence[RungResult]) -> tuple[str, ...]:
     """The footer that says where the rows come from: commit, torch, device; one line for each machine among them."""
     lines = []
     for row in rows:
+        if row.kind == "skipped":  # nothing ran
+            continue
         facts = row.environment
         words = [f"{row.source}", device_name(row)]
         words += [f"{name} {facts[name]}" for name in ("torch", "driver", "commit") if name in facts]

@@ -50,7 +50,7 @@ def write_page(rows: Sequence[RungResult], folder: Path, *, story: StepStory | N
     for picture in drawn:
         svg = svg_text(picture)
         texts[f"{picture.name}.svg"] = svg
-        shown.append((picture.title, inline_svg(picture, svg)))
+        shown.append((picture, inline_svg(picture, svg)))
     texts["report.html"] = html_page(rows, rungs, verdict=verdict, left_out=missed, pictures=shown)
     texts["summary.json"] = json.dumps(
         {

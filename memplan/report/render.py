@@ -13,7 +13,7 @@ from memplan.report.table import Table
 
 FORMS = ("table", "json", "jsonl", "md", "csv", "html")
 WRAP_FROM = 32
-"""Characters from which a cell may be wrapped on a terminal. A table that does not fit even so is printed plain."""
+"""Characters from which a cell may be wrapped. On a terminal a table that does not fit even so is printed plain."""
 STATUS_STYLES = {
     "pass": "green",
     "ok": "green",
@@ -96,9 +96,10 @@ def _html(table: Table) -> str:
     """A table element and its lines below; a cell whose text has a colour is of the class of that name."""
 
     def cell(text: str, align: str) -> str:
-        kind = " ".join(word for word in ("number" if align == "right" else "", STATUS_STYLES.get(text, "")) if word)
+        kinds = ["number"] * (align == "right") + ["long"] * (len(text) > WRAP_FROM)
+        kinds += [STATUS_STYLES[text]] * (text in STATUS_STYLES)
         shown = html.escape(visible(text, CELL_CHARS))
-        return f'<td class="{kind}">{shown}</td>' if kind else f"<td>{shown}</td>"
+        return f'<td class="{" ".join(kinds)}">{shown}</td>' if kinds else f"<td>{shown}</td>"
 
     aligned = [column.align for column in table.columns]
     heads = "".join(

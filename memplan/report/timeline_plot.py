@@ -28,6 +28,7 @@ from memplan.units import format_bytes
 
 TIMELINE_FILE = "timeline.json"
 """A step's timeline in a folder of results: the ladder's rows carry none, and a page is made without tracing."""
+CAPTION = "What is alive from the first allocation of a step to its last free, as the trace tells it."
 LABEL_WIDTH_FRAC = 0.075
 """Share of the axis that a phase's name takes."""
 
@@ -146,7 +147,7 @@ def timeline_picture(story: StepStory) -> Picture:
         ],
     )  # fmt: skip
     alt = f"Allocated bytes over one step, stacked by {', '.join(names)}. {said}."
-    return Picture(name="timeline", title="One step, moment by moment", figure=figure, alt=alt)
+    return Picture(name="timeline", title="One step, moment by moment", caption=CAPTION, figure=figure, alt=alt)
 
 
 def labelled(phases: Sequence[tuple[int, str]], num_points: int) -> list[tuple[int, str]]:

@@ -68,7 +68,7 @@ def verdict_of(rungs: Sequence[Repeats], recommended: Recommended | None = None)
             "there was no gate to hold."
         )
     if recommended is not None:
-        sentences.append(visible(_sentence(recommended.sentence), 600))
+        sentences.append(visible(_sentence(recommended.sentence), 400))
     if finished:
         worst = max(finished, key=lambda rung: rung.peak_bytes or 0)
         largest = f"The largest peak is {format_bytes(worst.peak_bytes or 0)}, {worst.row.source}"
