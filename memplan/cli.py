@@ -6,7 +6,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from memplan import api, cli_ladder
+from memplan import api, cli_ladder, cli_reports
 from memplan.cli_io import DEFAULT_MODEL, Gate, Output, say, show, show_json, typed
 from memplan.cli_options import RUNG, STEP, options
 from memplan.errors import MemplanError, NothingMeasuredError
@@ -23,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 cli_ladder.add_verbs(app)
+cli_reports.add_verbs(app)
 
 
 @app.command()

@@ -28,9 +28,11 @@ ALLOWED = {
     "report": BASE | {"spec", "record", "analysis"},
     "api_ladder": BASE | {"spec", "record", "models", "backends", "launch", "ladder", "estimate", "analysis"},
     "api": BASE | {"spec", "record", "models", "step", "trace", "backends", "ladder", "estimate", "plan", "analysis"},
+    "api_reports": BASE | {"record", "analysis"},
     "cli": BASE | {"spec", "record", "api", "report", "cli_options", "cli_io", "cli_ladder", "cli_reports"},
     "cli_io": BASE | {"spec", "cli_options"},
     "cli_ladder": BASE | {"spec", "record", "api_ladder", "analysis", "report", "cli_io", "cli_options"},
+    "cli_reports": BASE | {"record", "api_reports", "analysis", "report", "cli_io"},
     "cli_options": BASE,
     "__main__": {"cli"},
 }
@@ -56,6 +58,9 @@ TORCH_FREE = (
     "memplan.report.trace_page",
     "memplan.api",
     "memplan.api_ladder",
+    "memplan.api_reports",
+    "memplan.report.compare_table",
+    "memplan.report.history_page",
     "memplan.cli",
 )
 

@@ -27,6 +27,8 @@ SOFTWARE_KEYS = ("torch", "cuda", "cudnn", "driver", *CPU_KEYS, *MEMORY_SETTINGS
 """Facts that make the same machine faster or slower."""
 SPEED_KEYS = (*HARDWARE_KEYS, *SOFTWARE_KEYS)
 """Facts that must be equal before times are compared."""
+SETTINGS = (*MEMORY_SETTINGS, *SPEED_SETTINGS)
+"""Those of these facts that are environment variables."""
 MACHINE_KEYS = ("device", "gpu", "gpu_memory_bytes", "driver")
 """Facts that are part of a run's identity by way of its device."""
 
@@ -59,7 +61,7 @@ def differences(
     is not told is unset. With `minor`, versions of torch are equal when their first two numbers are."""
     found: Different = {}
     for key in keys:
-        before, after = (_values(side, key, minor=minor and key == "torch") for side in (base, new))
+        before, after = (_values(side, key, minor=minor) for side in (base, new))
         if before and after and before != after:
             found[key] = (_one(before), _one(after))
     return found
@@ -73,11 +75,18 @@ def told(different: Different) -> str:
     )
 
 
+def plain_facts(environment: dict[str, Any], keys: Iterable[str], *, minor: bool = False) -> dict[str, Any]:
+    """Those of `keys` that an environment tells, settings beside the other facts."""
+    settings = environment.get("settings") or {}
+    found = {key: settings.get(key) if key in SETTINGS else environment.get(key) for key in keys}
+    if minor and found.get("torch") is not None:
+        found["torch"] = ".".join(str(found["torch"]).split(".")[:2])
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def _values(rows: Sequence[RungResult], key: str, *, minor: bool) -> set[Any]:
-    if key in (*MEMORY_SETTINGS, *SPEED_SETTINGS):
-        return {(row.environment.get("settings") or {}).get(key) for row in rows}
-    values = {row.environment[key] for row in rows if row.environment.get(key) is not None}
-    return {".".join(str(value).split(".")[:2]) for value in values} if minor else values
+    values = [plain_facts(row.environment, (key,), minor=minor).get(key) for row in rows]
+    return set(values) if key in SETTINGS else {value for value in values if value is not None}
 
 
 def _one(values: set[Any]) -> Any:

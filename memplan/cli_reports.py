@@ -1,0 +1,142 @@
+"""The verbs over results that are there already: `compare`, `baseline`, `history`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memplan.cli_io import Output, say, show, show_json
+from memplan.units import parse_percent
+
+Store = Annotated[
+    Path | None, typer.Option("--store", help="Folder of baselines, reports/baselines otherwise.", show_default=False)
+]
+MemoryWithin = Annotated[
+    str, typer.Option("--memory-within", help="Share of the bytes that is no change (2 MiB never are).")
+]
+SpeedWithin = Annotated[str, typer.Option("--speed-within", help="Share of the step time that is no change.")]
+
+
+def add_verbs(app: typer.Typer) -> None:
+    """Gives `app` the verbs."""
+    app.command()(compare)
+    app.command()(history)
+    store = typer.Typer(name="baseline", help="Keep results to compare later ones with.", no_args_is_help=True)
+    for verb in (save, list_, show_):
+        store.command(verb.__name__.rstrip("_"))(verb)
+    app.add_typer(store)
+
+
+def compare(
+    base: Annotated[str, typer.Argument(help="A folder, a jsonl file, or a baseline's name.", metavar="BASE")],
+    new: Annotated[str, typer.Argument(help="What is held against it.", metavar="NEW")],
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Rungs may be gone.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on what is ambiguous and on a stale base.")] = False,
+    across: Annotated[
+        bool, typer.Option("--across", help="Compare bytes whatever machine and torch, times whatever software.")
+    ] = False,
+    memory_within: MemoryWithin = "0.1%",
+    speed_within: SpeedWithin = "5%",
+    details: Annotated[bool, typer.Option("--details", help="Every metric, phase and category.")] = False,
+    store: Store = None,
+    output: Output = "table",
+) -> None:
+    """Hold one result against an earlier one: memory exactly, times over the repeats; exit code 1 when it is worse."""
+    from memplan import api_reports
+    from memplan.analysis.compare import Tolerance
+    from memplan.report.compare_table import compare_table, comparison_record, finding_record, findings_table
+    from memplan.report.render import check_form, render, wants_rich
+
+    check_form(output)
+    found, refreshed = api_reports.compare(
+        base,
+        new,
+        store=store or api_reports.BASELINES,
+        tolerance=Tolerance(memory_frac=parse_percent(memory_within), time_frac=parse_percent(speed_within)),
+        across=across,
+        allow_missing=allow_missing,
+        strict=strict,
+    )
+    table = compare_table(found, details=details)
+    if output == "json":
+        show_json([comparison_record(found)], lines=False, single=True)
+    elif output == "jsonl":
+        show_json([finding_record(finding) for finding in found.findings], lines=True)
+    elif output == "csv":
+        show(render(findings_table(found), "csv"))
+    else:
+        show(render(table, output, rich=wants_rich()))
+    if output in ("json", "jsonl", "csv"):
+        say([table.title])
+    if refreshed is not None:
+        say([f"an up-to-date base is in {refreshed}: look at it, then put it in the old one's place"])
+    raise typer.Exit(found.exit_code)
+
+
+def history(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of ladders, or one that has them.", metavar="DIR...")],
+    memory_within: MemoryWithin = "0.1%",
+    speed_within: SpeedWithin = "5%",
+    plot: Annotated[Path | None, typer.Option("--plot", help="Picture of the trend, .png or .svg.")] = None,
+    output: Output = "table",
+) -> None:
+    """Follow each rung over several results, oldest first, and mark where it moved."""
+    from memplan import api_reports
+    from memplan.analysis.compare import Tolerance
+    from memplan.report.history_page import history_plot, history_table
+    from memplan.report.render import check_form, render, wants_rich
+
+    check_form(output)
+    tolerance = Tolerance(memory_frac=parse_percent(memory_within), time_frac=parse_percent(speed_within))
+    moments, warnings = api_reports.history(folders, tolerance)
+    if plot is not None:
+        history_plot(moments, plot)
+    show(render(history_table(moments, warnings), output, rich=wants_rich()))
+
+
+def save(
+    name: Annotated[str, typer.Argument(help="What to call it: main.", metavar="NAME")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a ladder, or its jsonl file.", metavar="DIR")],
+    replace: Annotated[bool, typer.Option("--replace", help="In the place of the one of that name.")] = False,
+    store: Store = None,
+) -> None:
+    """Keep the rows of a ladder, in a folder for the kind of machine they come from."""
+    from memplan import api_reports
+
+    baseline, doubts = api_reports.save_baseline(name, folder, store=store or api_reports.BASELINES, replace=replace)
+    say(doubts)
+    show(f"{len(baseline.rows)} rows: {baseline.path}")
+
+
+def list_(store: Store = None, output: Output = "table") -> None:
+    """List what is kept."""
+    from memplan import api_reports
+    from memplan.report.baseline_table import baselines_table
+    from memplan.report.render import check_form, render, wants_rich
+
+    check_form(output)
+    found = api_reports.list_baselines(store or api_reports.BASELINES)
+    if not found:
+        say([f"{store or api_reports.BASELINES} has no baseline. To record one, type: memplan baseline save main DIR"])
+    show(render(baselines_table(found), output, rich=wants_rich()))
+
+
+def show_(
+    name: Annotated[str, typer.Argument(help="The baseline.", metavar="NAME")],
+    machine: Annotated[str | None, typer.Option("--machine", help="Beginning of the machine's folder.")] = None,
+    store: Store = None,
+    output: Output = "table",
+) -> None:
+    """Show the rows of a baseline, of each kind of machine that has one of that name."""
+    from memplan import api_reports
+    from memplan.report.ladder_table import ladder_table, provenance
+    from memplan.report.render import check_form, render, wants_rich
+
+    check_form(output)
+    found = api_reports.show_baseline(name, machine, store=store or api_reports.BASELINES)
+    for baseline in found:
+        say([str(baseline.path), *baseline.warnings])
+        if output not in ("json", "jsonl"):
+            show(render(ladder_table(baseline.rows, footer=provenance(baseline.rows)), output, rich=wants_rich()))
+    if output in ("json", "jsonl"):
+        show_json([row.to_dict() for baseline in found for row in baseline.rows], lines=output == "jsonl")
