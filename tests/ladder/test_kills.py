@@ -88,9 +88,14 @@ def test_a_kill_at_any_moment_loses_nothing(
     measured = folder / "ladder.jsonl"
     before = facts(tuple(row for row in read_rows(measured) if row.kind in FINAL)) if measured.exists() else []
 
-    assert finish(folder, "--resume") == rows
+    after = finish(folder, "--resume")
+    assert [row[:2] for row in after] == [row[:2] for row in rows]
+    for here, there in zip(after, rows, strict=True):
+        # what a repeat has shown while the first was killed is not thrown away when the first shows it too
+        shown = there[2].startswith("skipped:dominated_by") and here[2] == "over_gate"
+        assert here == there or shown
     lines = [json.loads(line) for line in measured.read_text().splitlines() if line.strip()]
     final = [(line["rung"], line["repeat"]) for line in lines if line["status"] in FINAL]
     assert len(final) == len(set(final)), "a rung that was done was measured again"
-    assert set(before) <= set(rows)
+    assert set(before) <= set(after)
     assert list(scratch.iterdir()) == []
