@@ -97,7 +97,7 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> SimpleNamespace:
         self.num_calls += 1
-        if version == self.nvmlMemory_v2:
+        if version == 0x2000028:
             return SimpleNamespace(total=gpu.total, used=gpu.used, reserved=gpu.reserved)
         return SimpleNamespace(total=gpu.total, used=gpu.used + gpu.reserved)
 
