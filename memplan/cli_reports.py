@@ -118,7 +118,8 @@ def list_(store: Store = None, output: Output = "table") -> None:
     found = api_reports.list_baselines(store or api_reports.BASELINES)
     if not found:
         say([f"{store or api_reports.BASELINES} has no baseline. To record one, type: memplan baseline save main DIR"])
-    show(render(baselines_table(found), output, rich=wants_rich()))
+    if found or output != "table":
+        show(render(baselines_table(found), output, rich=wants_rich()))
 
 
 def show_(

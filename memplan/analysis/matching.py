@@ -68,15 +68,15 @@ def repeats(rows: Iterable[RungResult]) -> dict[Key, tuple[RungResult, ...]]:
 def rung_names(rows: Sequence[RungResult]) -> dict[Key, str]:
     """A name for each run: its rung, and model, source and fields of the step where those of `rows` differ."""
     first = {key: group[0] for key, group in repeats(rows).items()}
-    many = {part: len({getattr(row, part) for row in first.values()}) > 1 for part in ("model", "source")}
+    models = {row.model for row in first.values()}
     names = {}
     for key, row in first.items():
         alike = [other for other in first.values() if (other.model, other.rung) == (row.model, row.rung)]
-        words = [row.model] if many["model"] else []
+        words = [row.model] if len(models) > 1 else []
         words.append(row.rung)
         varying = dict.fromkeys(name for other in alike for name in step_differences(row, other))
         words += [f"{name} {row.step.get(name)}" for name in varying]
-        names[key] = " ".join(words + ([f"({row.source})"] if many["source"] else []))
+        names[key] = " ".join(words + ([f"({row.source})"] if len({other.source for other in alike}) > 1 else []))
     return names
 
 

@@ -1,6 +1,6 @@
 """Whether numbers of two environments may be held against each other, and which facts say no."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from memplan.record import RungResult
@@ -60,8 +60,12 @@ def differences(
     """Those of `keys` that differ. A fact that one side does not tell, as older rows may not, is none; a setting that
     is not told is unset. With `minor`, versions of torch are equal when their first two numbers are."""
     found: Different = {}
-    for key in keys:
-        before, after = (_values(side, key, minor=minor) for side in (base, new))
+    wanted = tuple(keys)
+    told_by = [[plain_facts(row.environment, wanted, minor=minor) for row in side] for side in (base, new)]
+    for key in wanted:
+        before, after = ({facts.get(key) for facts in side} for side in told_by)
+        if key not in SETTINGS:
+            before, after = before - {None}, after - {None}
         if before and after and before != after:
             found[key] = (_one(before), _one(after))
     return found
@@ -81,12 +85,9 @@ def plain_facts(environment: dict[str, Any], keys: Iterable[str], *, minor: bool
     found = {key: settings.get(key) if key in SETTINGS else environment.get(key) for key in keys}
     if minor and found.get("torch") is not None:
         found["torch"] = ".".join(str(found["torch"]).split(".")[:2])
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _values(rows: Sequence[RungResult], key: str, *, minor: bool) -> set[Any]:
-    values = [plain_facts(row.environment, (key,), minor=minor).get(key) for row in rows]
-    return set(values) if key in SETTINGS else {value for value in values if value is not None}
+    return {
+        key: value if isinstance(value, Hashable) else str(value) for key, value in found.items() if value is not None
+    }
 
 
 def _one(values: set[Any]) -> Any:

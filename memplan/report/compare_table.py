@@ -36,6 +36,8 @@ COLUMNS = (
     Column(key="why", header="why", align="left", hide_empty=True),
 )
 """For people."""
+MOST_COMMANDS = 4
+"""Commands that a table shows."""
 RAW = tuple(
     Column(key=key, header=key, align="left")
     for key in (
@@ -54,9 +56,10 @@ def compare_table(found: Comparison, *, details: bool = False) -> Table:
     names = {finding.name: place for place, finding in reversed(list(enumerate(found.findings)))}
     shown.sort(key=lambda finding: names[finding.name])
     more = [f"{hidden} further metrics are the same"] if hidden else []
+    models = {finding.model for finding in found.findings}
     return Table(
         columns=COLUMNS,
-        rows=tuple(_values(finding) for finding in shown),
+        rows=tuple(_values(finding, models) for finding in shown),
         title=verdict(found),
         footer=(*more, *notes(found), *_commands(found), *sides(found)),
     )
@@ -141,11 +144,11 @@ def metric_text(metric: str) -> str:
     return METRICS.get(metric, metric.partition(":")[2])
 
 
-def _values(finding: Finding) -> tuple[Any, ...]:
+def _values(finding: Finding, models: set[str]) -> tuple[Any, ...]:
     interval = finding.interval
     return (
         finding.name,
-        finding.model,
+        finding.model if len(models) == 1 else None,  # where they differ the name tells it
         finding.source,
         metric_text(finding.metric),
         finding.label,
@@ -159,7 +162,9 @@ def _values(finding: Finding) -> tuple[Any, ...]:
 
 
 def _commands(found: Comparison) -> tuple[str, ...]:
-    return tuple(f"to tell: {command}" for command in found.commands)
+    shown = [f"to tell: {command}" for command in found.commands[:MOST_COMMANDS]]
+    left_out = len(found.commands) - len(shown)
+    return (*shown, *([f"and {left_out} more commands, which -o json lists"] if left_out else []))
 
 
 def _place(row: RungResult) -> str:

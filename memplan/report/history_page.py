@@ -54,13 +54,14 @@ COLUMNS = (
 
 def history_table(moments: Sequence[Moment], footer: Sequence[str] = ()) -> Table:
     """Rung by rung, oldest first; what moved beyond the tolerance is marked."""
-    return Table(columns=COLUMNS, rows=tuple(_values(moment) for moment in moments), footer=tuple(footer))
+    models = {moment.model for moment in moments}
+    return Table(columns=COLUMNS, rows=tuple(_values(moment, models) for moment in moments), footer=tuple(footer))
 
 
-def _values(moment: Moment) -> tuple[Any, ...]:
+def _values(moment: Moment, models: set[str]) -> tuple[Any, ...]:
     return (
         moment.name,
-        moment.model,
+        moment.model if len(models) == 1 else None,  # where they differ the name tells it
         moment.source,
         moment.at.replace("+00:00", "Z"),
         moment.commit,
