@@ -1,6 +1,7 @@
 """What this machine has, what it lacks, and what to type about it."""
 
 import shutil
+from dataclasses import replace
 from typing import Any
 
 from memplan.backends import cgroups
@@ -99,7 +100,7 @@ def _neighbours() -> list[Check]:
     if device is None:
         return []
     processes, sliced = device.processes(), device.mig() == "on"
-    names = [f"{device.program(process.pid or 0)} {process}" for process in processes or ()]
+    names = [str(replace(process, name=device.program(process.pid or 0))) for process in processes or ()]
     device.close()
     if processes is None:
         found = [Check(name="others", status="note", found="NVML does not say who uses the GPU")]
@@ -107,13 +108,8 @@ def _neighbours() -> list[Check]:
         advice = "end them, or give another GPU with CUDA_VISIBLE_DEVICES; --allow-shared climbs all the same"
         found = [Check(name="others", status="note", found="; ".join(names), advice=advice)]
     else:
-        found = [
-            Check(
-                name="others",
-                status="ok",
-                found="no process on the GPU" + (" that a container sees" if container() else ""),
-            )
-        ]
+        text = "no process on the GPU" + (" that a container sees" if container() else "")
+        found = [Check(name="others", status="ok", found=text)]
     if sliced:
         text = "the GPU is cut in slices: a rung has the first one, or that which CUDA_VISIBLE_DEVICES names"
         found.append(Check(name="MIG", status="note", found=text))
@@ -133,10 +129,10 @@ def _memory() -> Check:
     total, available, limit = total_ram_bytes(), available_ram_bytes(), cgroups.limit_bytes()
     if total is None or available is None:
         return Check(name="memory", status="note", found="unknown here: rungs on the CPU are started unchecked")
-    limited = f", the control group may have {format_bytes(limit)}" if limit is not None else ""
-    return Check(
-        name="memory", status="ok", found=f"{format_bytes(total)}, {format_bytes(available)} available{limited}"
-    )
+    text = f"{format_bytes(total)}, {format_bytes(available)} available"
+    if limit is not None:
+        text += f", the control group may have {format_bytes(limit)}"
+    return Check(name="memory", status="ok", found=text)
 
 
 def _package(name: str, purpose: str, advice: str = "", optional: bool = False) -> Check:
