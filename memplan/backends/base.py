@@ -1,6 +1,6 @@
 """The seam: what a device must offer to have a training step measured on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -8,16 +8,52 @@ from typing import Any, Protocol, TypeVar
 from memplan.record import WindowPeak
 
 T = TypeVar("T")
-OUT_OF_MEMORY_TEXTS = (
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "std::bad_alloc",
-)
-"""Texts with which a RuntimeError says that memory ran out. Those that may mean something else, such as
-`CUBLAS_STATUS_NOT_INITIALIZED` (also a bad index) or `CUDNN_STATUS_NOT_SUPPORTED`, are left to `error`."""
+NO_ROOM_FRAC = 0.01
+"""With less than this share of a device free, a library that could not start may have been short of memory."""
+FULL_FRAC = 0.97
+"""The same with this share of the allowed bytes reserved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How full a device is."""
+
+    free_bytes: int
+    """Bytes that the driver still has."""
+    total_bytes: int
+    """Bytes of the device."""
+    reserved_bytes: int
+    """Bytes that this process's allocator holds."""
+    cap_bytes: int | None = None
+    """Bytes that it may hold; None where nothing but the device limits it."""
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether so little is left that a failure which does not speak of memory may be one of memory."""
+        allowed_bytes = self.total_bytes if self.cap_bytes is None else self.cap_bytes
+        return self.free_bytes < NO_ROOM_FRAC * self.total_bytes or self.reserved_bytes >= FULL_FRAC * allowed_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A request that the allocator refused for good, as it told its observer."""
+
+    requested_bytes: int
+    """Bytes asked for."""
+    free_bytes: int
+    """Bytes that the driver still had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The stretch between one mark and the next."""
+
+    phase: str
+    """The mark's phase, empty before the first mark."""
+    start_bytes: int
+    """Allocated bytes at its start."""
+    peak_bytes: int
+    """Largest allocated bytes in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +66,17 @@ class Reading:
     """Largest allocated bytes between each mark and the next, by the mark's phase."""
     live_bytes: int
     """Allocated bytes at the window's end."""
+    segments: tuple[Segment, ...] = ()
+    """The window from mark to mark, from its start on."""
+
+
+def peaks_by_phase(segments: Iterable[Segment]) -> dict[str, int]:
+    """Largest allocated bytes of each phase that has a name."""
+    peaks: dict[str, int] = {}
+    for segment in segments:
+        if segment.phase:
+            peaks[segment.phase] = max(peaks.get(segment.phase, 0), segment.peak_bytes)
+    return peaks
 
 
 class Window(Protocol):
@@ -44,17 +91,29 @@ class Window(Protocol):
     ) -> None: ...
 
     def mark(self, phase: str) -> None:
-        """Says that `phase` begins now."""
+        """Says that `phase` begins now; an empty one is none."""
         ...
 
 
 class Backend(Protocol):
-    """A device. Windows follow one another, the first one opened before the model is built; steps that are timed come
-    after the last window, so that neither disturbs the other."""
+    """A device. Windows follow one another, the first one opened before the model is built. What allocates between two
+    of them must free it there too."""
+
+    counts_while_timing: bool
+    """Whether a window without marks costs the steps inside nothing, so that the timed ones can stand in it."""
 
     @property
     def device(self) -> Any:
         """The torch.device that steps run on."""
+        ...
+
+    def cap(self, cap_bytes: int) -> None:
+        """The allocator holds no more than `cap_bytes` from now on; to be called before anything is built."""
+        ...
+
+    def listen(self, *, history: bool) -> str:
+        """Hears of requests that are refused, and with `history` has the allocator record its own. What was asked for
+        in vain, in words, or nothing."""
         ...
 
     def window(self) -> Window:
@@ -65,17 +124,30 @@ class Backend(Protocol):
         """What `work` returns and how long the device needed for it, in nanoseconds."""
         ...
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether `error` says that memory ran out, and nothing else."""
+    def num_device_allocs(self) -> int:
+        """Requests to the driver so far; 0 where they cannot be told."""
+        ...
+
+    def rounded(self, num_bytes: int) -> int:
+        """What the allocator counts for a storage of `num_bytes`."""
+        ...
+
+    def workspace_bytes(self) -> int:
+        """Bytes that libraries keep in the allocator from step to step. They may be given back by this: for the end."""
+        ...
+
+    def room(self) -> Room | None:
+        """How full the device is now; None where it does not tell, or no longer answers."""
+        ...
+
+    def refusal(self) -> Refusal | None:
+        """The last request that was refused, where the allocator tells."""
+        ...
+
+    def dump(self, path: str) -> bool:
+        """Writes the recorded history to `path`; whether there was one."""
         ...
 
     def describe(self) -> dict[str, Any]:
         """The device and what torch was set to, for the row's environment."""
         ...
-
-
-def says_out_of_memory(error: BaseException) -> bool:
-    """Whether the type or the text of `error` says that memory ran out, on whichever device."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)

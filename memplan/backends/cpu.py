@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from memplan.backends.base import Reading, T, says_out_of_memory
+from memplan.backends.base import Reading, Refusal, Room, Segment, T, peaks_by_phase
 from memplan.errors import MemplanError
 from memplan.record import WindowPeak
 
@@ -29,11 +29,13 @@ class Event:
     delta_bytes: int = 0
     """Bytes allocated (positive) or freed (negative)."""
     phase: str | None = None
-    """The phase that begins here, or None for an allocation or a free."""
+    """The phase that begins here, empty for none of them; None for an allocation or a free."""
 
 
 class CpuBackend:
-    """The host's own memory and cores."""
+    """The host's own memory and cores. Windows are profiles, and have no place where steps are timed."""
+
+    counts_while_timing = False
 
     def __init__(self) -> None:
         self._live_bytes = 0
@@ -45,6 +47,13 @@ class CpuBackend:
 
         return torch.device("cpu")
 
+    def cap(self, cap_bytes: int) -> None:
+        """Nothing: the host's allocator knows no cap."""
+
+    def listen(self, *, history: bool) -> str:
+        """Nothing but the answer that this allocator has no history."""
+        return "only CUDA's allocator records its history: there is no snapshot" if history else ""
+
     def window(self) -> "CpuWindow":
         """A window that goes on from the live bytes of the one before."""
         return CpuWindow(self)
@@ -55,9 +64,29 @@ class CpuBackend:
         value = work()
         return value, time.perf_counter_ns() - start
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether the host's allocator or Python itself had no memory left."""
-        return says_out_of_memory(error)
+    def num_device_allocs(self) -> int:
+        """0: no driver is asked."""
+        return 0
+
+    def rounded(self, num_bytes: int) -> int:
+        """As it is."""
+        return num_bytes
+
+    def workspace_bytes(self) -> int:
+        """0: what libraries keep lies outside torch's allocator."""
+        return 0
+
+    def room(self) -> Room | None:
+        """None: memory is the whole host's."""
+        return None
+
+    def refusal(self) -> Refusal | None:
+        """None: the error's text says it."""
+        return None
+
+    def dump(self, path: str) -> bool:
+        """False: there is no history."""
+        return False
 
     def describe(self) -> dict[str, Any]:
         """Threads and instruction set that torch uses."""
@@ -67,6 +96,7 @@ class CpuBackend:
             "device": "cpu",
             "num_threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
 
 
@@ -117,15 +147,22 @@ def read_events(raw: Iterable[Any]) -> list[Event]:
 def replay(events: Iterable[Event], live_bytes: int) -> Reading:
     """Peaks of the running sum that starts at `live_bytes`; MemplanError when it falls below zero, which would mean
     that blocks were freed that nobody counted."""
-    peak_bytes = live_bytes
-    phase: str | None = None
-    phase_peaks: dict[str, int] = {}
+    stretches: list[tuple[str, int, int]] = []
+    phase, start_bytes, peak_bytes = "", live_bytes, live_bytes
     for event in events:
-        phase = event.phase or phase
+        if event.phase is not None:
+            stretches.append((phase, start_bytes, peak_bytes))
+            phase, start_bytes, peak_bytes = event.phase, live_bytes, live_bytes
         live_bytes += event.delta_bytes
         if live_bytes < 0:
             raise MemplanError("More bytes were freed than allocated: the profiler's story has a hole.")
         peak_bytes = max(peak_bytes, live_bytes)
-        if phase is not None:
-            phase_peaks[phase] = max(phase_peaks.get(phase, 0), live_bytes)
-    return Reading(peak=WindowPeak(allocated_bytes=peak_bytes), phase_peaks=phase_peaks, live_bytes=live_bytes)
+    stretches.append((phase, start_bytes, peak_bytes))
+    segments = tuple(Segment(phase=name, start_bytes=start, peak_bytes=peak) for name, start, peak in stretches)
+    peak_of_all = max(segment.peak_bytes for segment in segments)
+    return Reading(
+        peak=WindowPeak(allocated_bytes=peak_of_all, live_bytes=live_bytes),
+        phase_peaks=peaks_by_phase(segments),
+        live_bytes=live_bytes,
+        segments=segments,
+    )

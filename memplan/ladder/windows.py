@@ -8,14 +8,18 @@ from memplan.record import WindowPeak
 
 
 def fold(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The fields of `RungResult` that events tell: windows, peaks over all of them, losses, step times.
+    """The fields of `RungResult` that events tell: windows, peaks over all of them, losses, step times, and what was
+    looked at.
 
-    Windows that were not finished left no event, so a rung that died keeps exactly what it had finished.
+    Windows that were not finished left no event, so a rung that died keeps exactly what it had finished. `used_bytes`
+    takes the whole device for the rung's own: whoever saw others on it must correct that.
     """
     windows: dict[str, WindowPeak] = {}
     phase_peaks: dict[str, int] = {}
     losses: list[float] = []
     step_ns: list[int] = []
+    warnings: dict[str, None] = {}
+    found: dict[str, Any] = {}
     for event in events:
         match event.get("event"):
             case "window":
@@ -28,15 +32,32 @@ def fold(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
                 losses.append(event["loss"])
             case "step":
                 step_ns.append(event["ns"])
-    reserved = [peak.reserved_bytes for peak in windows.values() if peak.reserved_bytes is not None]
-    return {
+            case "warning":
+                warnings[event["text"]] = None
+            case "training":
+                found |= {name: event[name] for name in ("grad_norm", "num_targets")}
+            case "look":
+                found |= {name: event[name] for name in ("attention", "model_flops", "hardware_flops")}
+            case "breakdown":
+                found |= {"breakdown": event["at_peak"], "between_steps": event["between_steps"]}
+            case "parity":
+                found["parity"] = {name: event[name] for name in ("same", "rung", "says")}
+    return found | {
         "windows": windows,
         "phase_peaks": phase_peaks,
         "peak_allocated_bytes": max((peak.allocated_bytes for peak in windows.values()), default=None),
-        "peak_reserved_bytes": max(reserved, default=None),
+        "peak_reserved_bytes": _largest(windows, "reserved_bytes"),
+        "peak_used_bytes": _largest(windows, "used_bytes"),
         "loss": tuple(losses),
         "step_ns": tuple(step_ns),
+        "warnings": tuple(warnings),
     }
+
+
+def _largest(windows: dict[str, WindowPeak], name: str) -> int | None:
+    """Largest value of a field over the windows that tell it."""
+    told = [value for peak in windows.values() if (value := getattr(peak, name)) is not None]
+    return max(told, default=None)
 
 
 def device_facts(events: Iterable[dict[str, Any]]) -> dict[str, Any]:

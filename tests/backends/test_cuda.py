@@ -150,26 +150,6 @@ def test_times_come_from_events(cuda: FakeCuda) -> None:
     assert backend_of(cuda).clock(work) == ("done", 12_500_000)
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
-        (AcceleratorError("CUDA error: unknown", error_code=2), True),
-        (AcceleratorError("CUDA error: out of memory"), True),
-        (AcceleratorError("CUDA error: an illegal memory access was encountered", error_code=700), False),
-        (RuntimeError("CUDA driver error: out of memory"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), False),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), False),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
-        (MemoryError(), True),
-        (KeyError("out of memory"), False),
-    ],
-)
-def test_out_of_memory_is_told_from_other_errors(cuda: FakeCuda, error: BaseException, expected: bool) -> None:
-    assert backend_of(cuda).is_out_of_memory(error) is expected
-
-
 def test_the_keys_are_those_of_torch() -> None:
     """The stand-in proves nothing about names; torch's own documentation of `memory_stats` does."""
     torch = pytest.importorskip("torch")

@@ -19,7 +19,8 @@ from memplan.api import traced_fit
 from memplan.backends.simulated import kept_per_sample, simulate
 from memplan.errors import MemplanError
 from memplan.estimate import estimate
-from memplan.launch.worker import Events, imagine
+from memplan.launch.events import Events
+from memplan.launch.imagine import imagine
 from memplan.report.trace_page import trace_json, trace_page
 from memplan.spec.device import card
 from memplan.step.builder import build_step
