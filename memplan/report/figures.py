@@ -36,6 +36,8 @@ CATEGORY_LOOKS = {
     "comm": (PURPLE, "++"),
 }
 """Colour and hatch of each category, in the order in which they are stacked: what stays, then what a batch brings."""
+MOST_IN_LINE = 6
+"""Entries of a legend that stand side by side."""
 MOST_DRAWN = 40
 """Rungs that one picture shows; the others stand in the table."""
 VARIABLES = {INK: "--ink", FAINT: "--faint", GRID: "--grid", PAPER: "--paper", ALARM: "--alarm"}
@@ -138,8 +140,9 @@ def heading(axes: Any, rungs: Sequence[Repeats], title: str) -> None:
         if len(values) == 1:
             common.append(for_plot(f"seq {values.pop()}" if name == "seq" else values.pop()))
     axes.set_title(f"{title}\n", loc="left", fontsize=12, weight="bold", color=INK)
-    axes.annotate(", ".join(common), (0, 1), xycoords="axes fraction", xytext=(0, 8), textcoords="offset points",
-                  fontsize=9, color=FAINT)  # fmt: skip
+    shared = axes.annotate(", ".join(common), (0, 1), xycoords="axes fraction", xytext=(0, 8),
+                           textcoords="offset points", fontsize=9, color=FAINT)  # fmt: skip
+    shared.set_in_layout(False)
 
 
 def beside(axes: Any, place: int, points: int, text: str, color: str = INK, weight: str = "normal") -> None:
@@ -160,7 +163,8 @@ def gate_line(axes: Any, scale: Scale, gate_bytes: int | None) -> list[Any]:
 
 def legend(figure: Any, handles: Sequence[Any]) -> None:
     """The legend below the axes."""
-    columns = min(5, max(1, len(handles)))
+    lines = -(-len(handles) // MOST_IN_LINE)
+    columns = max(1, -(-len(handles) // max(1, lines)))
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=columns,
                   labelcolor=INK)  # fmt: skip
 

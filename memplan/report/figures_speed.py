@@ -93,7 +93,8 @@ def speed_picture(rungs: Sequence[Repeats], recommended: RungResult | None = Non
     lost = [f"{name_of(rung, rungs, 24)} ({rung.status})" for rung in rungs if rung.peak_bytes is None]
     if lost:
         text = for_plot("not shown: " + ", ".join(lost), 110)
-        axes.text(0.98, 0.03, text, transform=axes.transAxes, ha="right", fontsize=8, color=FAINT)
+        note = axes.text(0.98, 0.03, text, transform=axes.transAxes, ha="right", fontsize=8, color=FAINT)
+        note.set_in_layout(False)
     named = range(len(points)) if len(points) <= MOST_NAMED else best
     names = [name_of(rung, rungs, 28) for rung, _, _ in timed]
     name_points(figure, axes, [(*points[index], names[index]) for index in named])
@@ -129,7 +130,7 @@ def name_points(figure: Any, axes: Any, points: Sequence[tuple[float, float, str
 
 def _name(axes: Any, x: float, y: float, name: str, place: tuple[int, int]) -> Any:
     right, up = place
-    return axes.annotate(
+    text = axes.annotate(
         name,
         (x, y),
         xytext=place,
@@ -140,6 +141,8 @@ def _name(axes: Any, x: float, y: float, name: str, place: tuple[int, int]) -> A
         ha="left" if right > 0 else "right" if right < 0 else "center",
         va="bottom" if up > 0 else "top" if up < 0 else "center",
     )
+    text.set_in_layout(False)
+    return text
 
 
 def _is(rung: Repeats, row: RungResult | None) -> bool:

@@ -1,6 +1,5 @@
 """A ladder as one page that needs nothing else: no script, no request, light and dark, for screens and for print."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,9 @@ import memplan
 from memplan.record import RungResult
 from memplan.report.failures import failure_lines
 from memplan.report.figures import Picture
+from memplan.report.ladder_columns import NAMES, SPEED
 from memplan.report.ladder_table import label, ladder_table, provenance
-from memplan.report.outside import visible, visible_lines
+from memplan.report.outside import LINE_CHARS, visible, visible_lines
 from memplan.report.render import render
 from memplan.report.repeats import Repeats
 from memplan.report.table import Column, Table
@@ -47,8 +47,9 @@ def html_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    table = ladder_table(rows, footer=provenance(rows), errors=False)
-    lines = table.folded().footer
+    table = ladder_table(rows, footer=provenance(rows), errors=False).folded()
+    keys = {column.key for column in table.columns}
+    memory, speed = table.only(keys - set(SPEED)), table.only(keys & {*NAMES, *SPEED})
     models = ", ".join(dict.fromkeys(row.model for row in rows)) or "no rows"
     failures, more = _failures(rungs)
     return engine.get_template("report.html.j2").render(
@@ -56,8 +57,9 @@ def html_page(
         title=f"Memory of {visible(models, 2 * NAME_CHARS)}",
         verdict=verdict.sentences,
         tone=verdict.tone,
-        rungs=Markup(render(dataclasses.replace(table.folded(), footer=()), "html")),
-        below=Markup(render(Table(columns=(), rows=(), footer=lines), "html")) if lines else "",
+        memory=Markup(render(memory, "html")),
+        speed=Markup(render(speed, "html")) if keys & set(SPEED) else "",
+        lines=[visible(line, LINE_CHARS) for line in table.footer],
         pictures=[{"title": one.title, "caption": one.caption, "svg": Markup(svg)} for one, svg in pictures],
         failures=failures,
         left_out=[*left_out, *more],

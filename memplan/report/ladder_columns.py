@@ -170,6 +170,26 @@ COLUMNS = (
 """The columns, in order."""
 
 
+SPEED = (
+    "step_ns",
+    "timed_steps",
+    "step_spread_ns",
+    "slower_frac",
+    "samples_per_s",
+    "tokens_per_s",
+    "mfu_frac",
+    "hfu_frac",
+    "kernels",
+    "sm_clock_mhz",
+    "power_w",
+    "temperature_c",
+    "throttled",
+)
+"""Keys of the columns that speak of time; the others speak of memory."""
+NAMES = ("rung", "model", *STEP)
+"""Keys of the columns that say which rung it is."""
+
+
 def values(line: Line) -> tuple[Any, ...]:
     """What `COLUMNS` say of a rung."""
     return line.row.rung, line.row.model, *step_values(line.row), *(read(line) for _, read in _UNSTEPPED)

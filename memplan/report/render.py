@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Sequence
 
 from memplan.errors import MemplanError, near_names
 from memplan.report.outside import CELL_CHARS, LINE_CHARS, for_markdown, for_spreadsheet, visible
@@ -55,10 +56,11 @@ def render(table: Table, form: str = "table", *, rich: bool = False) -> str:
     return _rich(folded) if rich else _plain(folded)
 
 
-def check_form(form: str) -> None:
-    """MemplanError when there is no such form."""
-    if form not in FORMS:
-        raise MemplanError(f"Unknown output {form!r}.", near_names(form, FORMS))
+def check_form(form: str, also: Sequence[str] = ()) -> None:
+    """MemplanError when there is no such form, `also` counted among them."""
+    known = (*FORMS, *also)
+    if form not in known:
+        raise MemplanError(f"Unknown output {form!r}.", near_names(form, known))
 
 
 def wants_rich() -> bool:
@@ -96,8 +98,8 @@ def _html(table: Table) -> str:
     """A table element and its lines below; a cell whose text has a colour is of the class of that name."""
 
     def cell(text: str, align: str) -> str:
-        kinds = ["number"] * (align == "right") + ["long"] * (len(text) > WRAP_FROM)
-        kinds += [STATUS_STYLES[text]] * (text in STATUS_STYLES)
+        known = ("number" * (align == "right"), "long" * (len(text) > WRAP_FROM), STATUS_STYLES.get(text, ""))
+        kinds = [kind for kind in known if kind]
         shown = html.escape(visible(text, CELL_CHARS))
         return f'<td class="{" ".join(kinds)}">{shown}</td>' if kinds else f"<td>{shown}</td>"
 

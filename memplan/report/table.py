@@ -1,6 +1,7 @@
 """The neutral table: what each column is, and values; how it looks is the renderer's business."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,7 +43,8 @@ class Table:
     """Lines below it."""
 
     def folded(self) -> "Table":
-        """This table without the columns that never vary or are empty; what they say becomes the first line below."""
+        """This table without the columns that never vary or are empty; what they say becomes the first line below.
+        Folding it again changes nothing, nor does it hide columns of a part of its rows."""
         constant = [
             index
             for index, column in enumerate(self.columns)
@@ -56,10 +58,20 @@ class Table:
         ]
         kept = [index for index in range(len(self.columns)) if index not in constant]
         return Table(
-            columns=tuple(self.columns[index] for index in kept),
+            columns=tuple(
+                dataclasses.replace(self.columns[index], hide_constant=False, hide_empty=False) for index in kept
+            ),
             rows=tuple(tuple(row[index] for index in kept) for row in self.rows),
             title=self.title,
             footer=(((", ".join(told)),) if told else ()) + self.footer,
+        )
+
+    def only(self, keys: Collection[str]) -> "Table":
+        """This table without the columns whose keys are not among `keys`, and without what stands around it."""
+        kept = [index for index, column in enumerate(self.columns) if column.key in keys]
+        return Table(
+            columns=tuple(self.columns[index] for index in kept),
+            rows=tuple(tuple(row[index] for index in kept) for row in self.rows),
         )
 
     def cell(self, row: Sequence[Any], index: int) -> str:
