@@ -13,6 +13,7 @@ After a failure nothing more runs in this process: what a failed step leaves beh
 
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -157,11 +158,14 @@ def open_backend(device: DeviceSpec) -> Backend:
 
 
 def end_with_parent() -> None:
-    """Ends this process as soon as the parent is gone, when the pipe that it holds to our standard input closes."""
+    """Ends this process, and the group that it leads, as soon as the parent is gone: when the pipe that it holds to our
+    standard input closes."""
 
     def wait() -> None:
         while os.read(0, 1 << 12):  # not through sys.stdin, whose lock would be held when Python ends
             pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
