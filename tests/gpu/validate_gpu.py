@@ -28,7 +28,6 @@ from memplan.errors import MemplanError
 from memplan.record import read_rows
 from memplan.spec import Ladder
 
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LADDER = ROOT / "ladders" / "validate_gpu.toml"
