@@ -10,7 +10,7 @@ from memplan.analysis.matching import Pair
 from memplan.analysis.stats import LEAST, Difference, difference
 from memplan.analysis.surroundings import Different, told
 from memplan.record import RungResult
-from memplan.units import format_ns, format_percent
+from memplan.units import format_percent
 
 SAME_CLOCK_FRAC = 0.02
 """Changes of a GPU's clock below this share explain nothing."""
@@ -60,7 +60,7 @@ def disturbed(row: RungResult) -> str:
         return f"it ended with {row.status}"
     if throttled := row.telemetry.get("throttled"):
         return f"the GPU was throttled ({_words(throttled)})" if throttled is not True else "the GPU was throttled"
-    if row.telemetry.get("others"):
+    if row.telemetry.get("others") or (measured is not None and measured.others_bytes):
         return "other processes used the GPU"
     if measured is not None and measured.steady is False:
         return "its steps had not become steady"
@@ -110,13 +110,3 @@ def _clock_mhz(told: Any) -> float | None:
 
 def _words(value: Any) -> str:
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple | dict) else str(value)
-
-
-def format_interval(interval: tuple[float, float] | None) -> str | None:
-    """The interval of a change as text: `+4.10 % to +12.30 %`."""
-    return None if interval is None else " to ".join(format_percent(end) for end in interval)
-
-
-def format_time(time_ns: float) -> str:
-    """A time as text."""
-    return format_ns(int(time_ns))
