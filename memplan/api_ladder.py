@@ -7,7 +7,7 @@ from typing import Any
 
 from memplan.errors import MemplanError
 from memplan.ladder import runner
-from memplan.ladder.attempt import Site, job_of
+from memplan.ladder.attempt import Site, job_of, traced_bytes
 from memplan.ladder.folder import open_folder
 from memplan.ladder.guard import Guard
 from memplan.ladder.parity import Comparisons, compared_run
@@ -86,7 +86,9 @@ def climb(
         found = tuple({point.same_but_batch: point for point in found}.values())
     check(question, found)
     attempts = ordered(found, lambda point: formulas(point.run), question.repeat)
-    plan = searching(question, found, formulas) if search else every_rung(attempts)
+    if search and question.gate_bytes is not None:
+        for point in found:
+            formulas.largest(point, question.gate_bytes)  # says before anything starts where no formula is
     folder = open_folder(out, question.name, resume=resume, reports=REPORTS)
     unknown = [f"not estimated, since no formula knows it: {what}" for what in sorted(formulas.unknown)]
     tell([*assumed(question, found), *unknown])
@@ -94,7 +96,7 @@ def climb(
     site = site_of(folder, found[0], run)
     climbed = runner.climb(
         question,
-        plan,
+        searching(question, found, formulas, site) if search else every_rung(attempts),
         site,
         total=MOST_RUNGS * len(found) if search else len(attempts),
         resume=resume,
@@ -119,15 +121,17 @@ def check_retry(retry: Sequence[str], *, resume: bool) -> None:
         raise MemplanError("--retry says which kept rows to climb again, and nothing is kept.", "Type --resume too.")
 
 
-def searching(question: Ladder, found: Sequence[Point], formulas: Formulas) -> Plan:
+def searching(question: Ladder, found: Sequence[Point], formulas: Formulas, site: Site) -> Plan:
     """A search for the largest batch of each point, one after another."""
-    assert question.gate_bytes is not None
+    gate_bytes = question.gate_bytes
+    assert gate_bytes is not None
     for point in found:
         yield from largest_batch(
-            point,
-            question.gate_bytes,
-            predicted=formulas.largest,
+            gate_bytes,
+            first=point,
+            predicted=formulas.largest(point, gate_bytes),
             estimated=lambda one: formulas(one.run),
+            traced=lambda one: traced_bytes(question, one.run, site),
             at=lambda batch, first=point: with_batch(question, first, batch),  # type: ignore[misc]
         )
 

@@ -42,6 +42,9 @@ def ladder(
     parity: Annotated[
         bool | None, typer.Option("--parity/--no-parity", help="Hold what is checkpointed against the plain step.")
     ] = None,
+    trace: Annotated[
+        bool | None, typer.Option("--trace", help="Trace each rung too: all three numbers in one row.")
+    ] = None,
     allow_shared: Annotated[
         bool | None, typer.Option("--allow-shared", help="Climb on a device that others use.", show_default=False)
     ] = None,
@@ -63,8 +66,8 @@ def ladder(
 
     check_form(output)
     given = typed(**step, device=device, gpu=gpu, entry=entry, gate=gate, gate_on=gate_on, warmup=warmup, steps=steps,
-                  min_time=min_time, repeat=repeat, timeout=timeout, parity=parity, allow_shared=allow_shared,
-                  snapshot_on_oom=snapshot_on_oom)  # fmt: skip
+                  min_time=min_time, repeat=repeat, timeout=timeout, parity=parity, trace=trace,
+                  allow_shared=allow_shared, snapshot_on_oom=snapshot_on_oom)  # fmt: skip
     if rungs is None and not search:
         raise MemplanError(
             "No rung was given.", "Type rungs like B12c6,B8c4, or --search to look for the largest batch."

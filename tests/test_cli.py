@@ -21,6 +21,8 @@ STEP |= {"--workload", "--suffix", "--blocks", "--dropout", "--lora", "--compile
 STEP |= {"--impl", "--parallel", "--world"}
 OUT = {"-o", "--output"}
 CLIMB = {"--device", "--gpu", "--gate", "--gate-on", "--warmup", "--steps", "--timeout", "--out", "--resume"}
+CLIMB |= {"--entry", "--search", "--min-time", "--repeat", "--parity", "--allow-shared", "--snapshot-on-oom"}
+CLIMB |= {"--retry", "--dry-run", "--trace"}
 ASKED = {"--model", "--rung", "--batch", "--chunks", "--gpu", "--device", "--gate"}
 SURFACE = {
     "ladder": {"RUNGS", "--model"} | STEP | CLIMB | OUT,

@@ -91,7 +91,24 @@ def measure(ladder: Ladder, attempt: Attempt, site: Site, say: Say) -> RungResul
         _run(ladder, attempt, site, say, cap_bytes=cap_bytes, snapshot=str((site.folder / snapshot).resolve()))
         if (site.folder / snapshot).exists():
             row = dataclasses.replace(row, failure=dataclasses.replace(row.failure, snapshot=snapshot))
+    if ladder.trace and row.source == "measured":
+        say("trace", "phase")
+        allocated = dataclasses.replace(ladder, gate_on="allocated")
+        row = dataclasses.replace(row, traced_bytes=traced_bytes(allocated, attempt.point.run, site))
     return dataclasses.replace(row, started_at=started_at, elapsed_ns=time.monotonic_ns() - began)
+
+
+def traced_bytes(ladder: Ladder, run: RunSpec | EntryRun, site: Site) -> int | None:
+    """What the trace says that the gate would read of `run`, in a process of its own; None where nothing is traced."""
+    log = site.folder / f"trace.{run.run_id}.log"
+    outcome = site.run(job_of(ladder, run, simulated=True), timeout_s=ladder.timeout_s, log=log)
+    log.unlink(missing_ok=True)
+    told = fold(outcome.events)
+    if told["peak_allocated_bytes"] is None or outcome.status not in ("ok", "oom"):
+        return None
+    peaks: dict[str, int | None] = {"reserved": told["peak_reserved_bytes"]}
+    peaks["used"] = None if peaks["reserved"] is None else peaks["reserved"] + run.device.context_bytes
+    return peaks.get(ladder.gate_on, told["peak_allocated_bytes"])
 
 
 def file_stem(attempt: Attempt) -> str:

@@ -14,6 +14,8 @@ from memplan.spec import Ladder
 
 MOST_RUNGS = 3
 """Rungs that a search may climb for one mode."""
+MOST_TRACES = 8
+"""Traces that a search may make for one mode before it climbs; each takes seconds and no device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,38 +95,101 @@ def rehearsed(attempts: Sequence[Attempt], ladder: Ladder) -> list[Planned]:
     return plan
 
 
+@dataclass(kw_only=True, slots=True)
+class Bracket:
+    """What is known about the largest batch that stays at or under a limit."""
+
+    limit_bytes: int
+    """What peaks are held against."""
+    unit: int
+    """Batches are multiples of it."""
+    sample_bytes: Callable[[int], int | None]
+    """What the formulas say that the last sample of a batch adds; None where there are none."""
+    low: int = 0
+    """Largest batch that passes; 0 when none is known to."""
+    high: int | None = None
+    """Smallest batch that does not."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the next larger batch is known not to pass, or none passes."""
+        return self.high is not None and self.high - self.low <= self.unit
+
+    def learn(self, batch: int, *, passes: bool) -> None:
+        """`batch` passes, or does not."""
+        if passes:
+            self.low = max(self.low, batch)
+        else:
+            self.high = batch if self.high is None else min(self.high, batch)
+
+    def following(self, batch: int, peak_bytes: int | None) -> int:
+        """The batch to look at behind `batch`, whose peak was `peak_bytes`: as many samples further as what is left has
+        room for; where the peak is not known, halfway to what is known."""
+        sample_bytes = self.sample_bytes(batch)
+        if peak_bytes is None or not sample_bytes:
+            guess = (self.low + batch) // 2 if batch == self.high else 2 * batch
+        else:
+            guess = batch + (self.limit_bytes - peak_bytes) // sample_bytes
+        guess = max(guess // self.unit * self.unit, self.low + self.unit)
+        return guess if self.high is None else min(guess, self.high - self.unit)
+
+
+def refined(batch: int, bracket: Bracket, traced: Callable[[int], int | None]) -> int:
+    """The largest batch that stays under the limit by the trace, sought from `batch` on in `MOST_TRACES` traces;
+    the last one seen to stay under it, or else the last guess, where that was not enough or nothing can be traced."""
+    for _ in range(MOST_TRACES):
+        peak_bytes = traced(batch)
+        if peak_bytes is None:
+            break
+        bracket.learn(batch, passes=peak_bytes <= bracket.limit_bytes)
+        if bracket.closed:
+            break
+        batch = bracket.following(batch, peak_bytes)
+    return bracket.low or batch
+
+
 def largest_batch(
-    first: Point,
     gate_bytes: int,
     *,
-    predicted: Callable[[Point, int], int],
+    first: Point,
+    predicted: int,
     estimated: Callable[[Point], int | None],
+    traced: Callable[[Point], int | None],
     at: Callable[[int], Point],
 ) -> Plan:
     """Climbs at most `MOST_RUNGS` rungs like `first` around the largest batch that passes the gate.
 
-    `predicted` gives the largest batch that stays under some bytes by the formulas, `at` the point of a batch. The
-    bracket starts at the prediction; a measured peak corrects the next one by what the formulas were off. It ends when
-    a batch that passes and the next one, which does not, were both climbed.
+    `predicted` is the largest batch by the formulas, which the trace refines before anything is climbed; `at` gives the
+    point of a batch. A measured peak leads to the next batch. It ends when a batch that passes and the next one, which
+    does not, were both climbed.
     """
     unit = first.rung.chunks
-    low, limit_bytes = 0, gate_bytes
-    high: int | None = None
+
+    def sample_bytes(batch: int) -> int | None:
+        more, less = estimated(at(batch + unit)), estimated(at(batch))
+        return None if more is None or less is None else (more - less) // unit
+
+    def bracket() -> Bracket:
+        return Bracket(limit_bytes=gate_bytes, unit=unit, sample_bytes=sample_bytes)
+
+    found = bracket()
+    batch = refined(max(predicted // unit * unit, unit), bracket(), lambda size: traced(at(size)))
     for _ in range(MOST_RUNGS):
-        batch = predicted(first, limit_bytes) // unit * unit
-        batch = max(batch, low + unit)
-        if high is not None:
-            batch = min(batch, high - unit)
-        if batch <= low:
-            return
         point = at(batch)
-        estimated_bytes = estimated(point)
-        row = yield Attempt(point=point, estimated_bytes=estimated_bytes)
-        if row.verdict == "pass":
-            low = batch
-        elif row.verdict == "fail":
-            high = batch
-        else:
+        row = yield Attempt(point=point, estimated_bytes=estimated(point))
+        if row.verdict not in ("pass", "fail"):
             return
-        if row.gated_bytes and estimated_bytes and row.kind in ("ok", "over_gate"):
-            limit_bytes = int(gate_bytes * estimated_bytes / row.gated_bytes)
+        found.learn(batch, passes=row.verdict == "pass")
+        if found.closed:
+            return
+        batch = found.following(batch, needed_bytes(row))
+
+
+def needed_bytes(row: RungResult) -> int | None:
+    """What a rung needed at least: its peak, or at the moment of its failure what it had and asked for."""
+    if row.kind in ("ok", "over_gate") or row.source == "simulated":
+        return row.gated_bytes
+    failure = row.failure
+    if failure is None or failure.allocated_bytes is None or failure.requested_bytes is None:
+        return None
+    return failure.allocated_bytes + failure.requested_bytes

@@ -191,7 +191,7 @@ def command_of(ladder: Ladder, model: str, rung: Rung, run: RunSpec | EntryRun, 
     for option, value in options.items():
         if value is not None:
             words += [f"--{option}", f"{value:g}" if isinstance(value, float) else str(value)]
-    switches = {"no-parity": not ladder.parity, "allow-shared": ladder.allow_shared}
+    switches = {"no-parity": not ladder.parity, "trace": ladder.trace, "allow-shared": ladder.allow_shared}
     return shlex.join([*words, *(f"--{name}" for name, on in switches.items() if on)])
 
 

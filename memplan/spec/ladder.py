@@ -87,6 +87,8 @@ class Ladder:
     """A step of the user's own, `pkg.mod:make_step`, which is climbed instead of a model's."""
     parity: bool = True
     """Whether what is checkpointed is first held against the plain step."""
+    trace: bool = False
+    """Whether each measured rung is traced too, so that its row has all three numbers."""
     allow_shared: bool = False
     """Whether to climb on a device that other processes use."""
     snapshot_on_oom: bool = False
@@ -159,7 +161,7 @@ class Ladder:
                 if type(value) not in (int, float):
                     raise MemplanError(f"{origin}: {key} must be a number, not {value!r}.")
                 values["min_time_s" if field == "min_time" else field] = float(value)
-            elif field in ("parity", "allow_shared", "snapshot_on_oom"):
+            elif field in ("parity", "trace", "allow_shared", "snapshot_on_oom"):
                 if type(value) is not bool:
                     raise MemplanError(f"{origin}: {key} must be true or false, not {value!r}.")
                 values[field] = value

@@ -100,27 +100,28 @@ def test_a_plan_is_rehearsed_by_the_estimate() -> None:
     ]
 
 
+Bytes = Callable[[int], int | None]
+
+
 def seek(
-    real: Callable[[int], int | None], formula: Callable[[int], int], *, gate: int = 100, chunks: int = 1
+    real: Bytes, formula: Bytes, traced: Bytes = lambda batch: None, *, gate: int = 100, chunks: int = 1, first: int = 0
 ) -> tuple[list[int], int]:
-    """Batches that a search climbs where `real` bytes are measured (None: out of memory) and `formula` was believed,
-    and the largest that passed."""
+    """Batches that a search climbs where `real` bytes are measured (None: out of memory), `formula` and `traced` were
+    believed, and `first` was the formulas' largest; and the largest that passed."""
     ladder = ladder_of(rungs=f"B{chunks}c{chunks}", gate=str(gate))
-    [first] = points(ladder, CPU)
+    [start] = points(ladder, CPU)
 
     def at(batch: int) -> Point:
-        return with_batch(ladder, first, batch)
+        return with_batch(ladder, start, batch)
 
-    def predicted(point: Point, limit: int) -> int:
-        batches = (batch for batch in range(chunks, 10_000, chunks))
-        largest = 0
-        for batch in batches:
-            if formula(batch) > limit:
-                break
-            largest = batch
-        return largest
-
-    search = largest_batch(first, gate, predicted=predicted, estimated=lambda point: formula(point.rung.batch), at=at)
+    search = largest_batch(
+        gate,
+        first=start,
+        predicted=first or max((batch for batch in range(0, 2000, chunks) if (formula(batch) or 0) <= gate), default=0),
+        estimated=lambda point: formula(point.rung.batch),
+        traced=lambda point: traced(point.rung.batch),
+        at=at,
+    )
     climbed, passed = [], 0
     row: RungResult | None = None
     while True:
@@ -136,7 +137,7 @@ def seek(
             rung=str(attempt.point.rung),
             run_id="x",
             status=status,
-            source="simulated",
+            source="measured",
             model="tiny",
             step={"batch": batch},
             peak_allocated_bytes=peak,
@@ -151,34 +152,40 @@ def test_a_search_with_the_right_formula_takes_two_rungs() -> None:
 
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_a_search_finds_the_largest_batch_of_random_shapes(chunks: int) -> None:
+    """Whatever the formulas leave out, what a sample adds they know, and the first peak tells the rest."""
     draw = random.Random(chunks)
     for _ in range(50):
-        static, sample = draw.randint(0, 500), draw.randint(1, 60)
-        gate = static + sample * draw.randint(chunks, 300) + draw.randint(0, sample - 1)
-        off = draw.uniform(0.99, 1.01)
+        static, sample, left_out = draw.randint(0, 500), draw.randint(1, 60), draw.randint(-100, 200)
+        gate = static + left_out + sample * draw.randint(chunks, 300) + draw.randint(0, sample - 1)
 
-        def real(batch: int, static: int = static, sample: int = sample) -> int:
+        def formula(batch: int, static: int = static, sample: int = sample) -> int:
             return static + sample * batch
 
-        def formula(batch: int, off: float = off) -> int:
-            return int(real(batch) * off)
+        def real(batch: int, more: int = left_out, of: Callable[[int], int] = formula) -> int:
+            return of(batch) + more
 
         climbed, passed = seek(real, formula, gate=gate, chunks=chunks)
         assert len(climbed) <= MOST_RUNGS
-        assert passed in ((gate - static) // sample // chunks * chunks, max(climbed)), (static, sample, gate, off)
+        assert passed == (gate - static - left_out) // sample // chunks * chunks, (climbed, static, sample, gate)
+        climbed, found = seek(real, formula, traced=real, gate=gate, chunks=chunks)
+        assert found == passed and len(climbed) == 2, "the trace knows what the formulas leave out"
 
 
 def test_f43_a_formula_that_is_far_off_is_corrected_by_what_was_measured() -> None:
+    climbed, passed = seek(lambda batch: 10 * batch + 60, lambda batch: 10 * batch)
+    assert (climbed, passed) == ([10, 4, 5], 4)
+    climbed, passed = seek(lambda batch: 10 * batch - 60, lambda batch: 10 * batch)
+    assert (climbed, passed) == ([10, 16, 17], 16)
     climbed, passed = seek(lambda batch: 25 * batch, lambda batch: 10 * batch)
-    assert climbed == [10, 4, 5] and passed == 4
-    climbed, passed = seek(lambda batch: 10 * batch, lambda batch: 25 * batch)
-    assert climbed == [4, 10, 11] and passed == 10
-    assert seek(lambda batch: None if batch > 3 else 10, lambda batch: 10 * batch)[1] <= 3
+    assert len(climbed) == MOST_RUNGS and passed <= 4, "what was not measured is not said to pass"
+
+
+def test_out_of_memory_without_a_number_goes_halfway_back() -> None:
+    assert seek(lambda batch: None if batch > 3 else 10, lambda batch: 10 * batch) == ([10, 5, 2], 2)
 
 
 def test_a_search_where_nothing_fits_says_so() -> None:
-    climbed, passed = seek(lambda batch: 1000, lambda batch: 1000)
-    assert (climbed, passed) == ([1], 0)
+    assert seek(lambda batch: 1000, lambda batch: 1000 + batch) == ([1], 0)
 
 
 def test_only_a_smaller_batch_or_an_earlier_repeat_dominates() -> None:
