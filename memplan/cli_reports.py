@@ -1,4 +1,4 @@
-"""The verbs over results that are there already: `compare`, `baseline`, `history`."""
+"""The verbs over results that are there already: `report`, `compare`, `baseline`, `history`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,11 @@ import typer
 from memplan.cli_io import Output, say, show, show_json
 from memplan.units import parse_percent
 
+SUMMARIES = ("junit", "comment")
+"""Outputs of verbs that judge, beside those of any table: XML, and Markdown short enough for a comment."""
+ReportOutput = Annotated[
+    str, typer.Option("-o", "--output", help="table, json, jsonl, md (a step's summary), comment, csv, html, junit.")
+]
 Store = Annotated[
     Path | None, typer.Option("--store", help="Folder of baselines, reports/baselines otherwise.", show_default=False)
 ]
@@ -19,12 +24,38 @@ SpeedWithin = Annotated[str, typer.Option("--speed-within", help="Share of the s
 
 def add_verbs(app: typer.Typer) -> None:
     """Gives `app` the verbs."""
+    app.command()(report)
     app.command()(compare)
     app.command()(history)
     store = typer.Typer(name="baseline", help="Keep results to compare later ones with.", no_args_is_help=True)
     for verb in (save, list_, show_):
         store.command(verb.__name__.rstrip("_"))(verb)
     app.add_typer(store)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a ladder, or its jsonl file.", metavar="DIR")],
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the page, DIR otherwise.")] = None,
+    output: ReportOutput = "table",
+) -> None:
+    """Make report.html, tables, and pictures as PNG and SVG of a ladder's rows; nothing is run, torch is not needed."""
+    from memplan.record import read_results
+    from memplan.report.junit import junit, ladder_cases
+    from memplan.report.ladder_table import ladder_table, provenance
+    from memplan.report.page import report_folder
+    from memplan.report.render import check_form, render, wants_rich
+    from memplan.report.summary import COMMENT_BYTES, STEP_SUMMARY_BYTES, ladder_summary
+
+    check_form(output, SUMMARIES)
+    files = report_folder(folder, out)
+    rows = read_results(folder).rows
+    if output == "junit":
+        show(junit(ladder_cases(rows), folder.resolve().name))
+    elif output in ("md", "comment"):
+        show(ladder_summary(rows, COMMENT_BYTES if output == "comment" else STEP_SUMMARY_BYTES))
+    else:
+        show(render(ladder_table(rows, footer=provenance(rows)), output, rich=wants_rich()))
+    say([f"page: {file}" for file in files if file.suffix == ".html"])
 
 
 def compare(
@@ -39,15 +70,17 @@ def compare(
     speed_within: SpeedWithin = "5%",
     details: Annotated[bool, typer.Option("--details", help="Every metric, phase and category.")] = False,
     store: Store = None,
-    output: Output = "table",
+    output: ReportOutput = "table",
 ) -> None:
     """Hold one result against an earlier one: memory exactly, times over the repeats; exit code 1 when it is worse."""
     from memplan import api_reports
     from memplan.analysis.compare import Tolerance
     from memplan.report.compare_table import compare_table, comparison_record, finding_record, findings_table
+    from memplan.report.junit import comparison_cases, junit
     from memplan.report.render import check_form, render, wants_rich
+    from memplan.report.summary import COMMENT_BYTES, STEP_SUMMARY_BYTES, comparison_summary
 
-    check_form(output)
+    check_form(output, SUMMARIES)
     found, refreshed = api_reports.compare(
         base,
         new,
@@ -64,6 +97,10 @@ def compare(
         show_json([finding_record(finding) for finding in found.findings], lines=True)
     elif output == "csv":
         show(render(findings_table(found), "csv"))
+    elif output == "junit":
+        show(junit(comparison_cases(found), f"{base} and {new}"))
+    elif output in ("md", "comment"):
+        show(comparison_summary(found, COMMENT_BYTES if output == "comment" else STEP_SUMMARY_BYTES))
     else:
         show(render(table, output, rich=wants_rich()))
     if output in ("json", "jsonl", "csv"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.record import RungResult
-from memplan.report.outside import for_plot
+from memplan.report.outside import DRAWN_CHARS, for_plot, visible
 from memplan.report.repeats import Repeats, worst_first
 from memplan.units import GIB, format_bytes, gib, mib
 
@@ -36,8 +36,10 @@ CATEGORY_LOOKS = {
     "comm": (PURPLE, "++"),
 }
 """Colour and hatch of each category, in the order in which they are stacked: what stays, then what a batch brings."""
-MOST_IN_LINE = 6
-"""Entries of a legend that stand side by side."""
+SHEET_INCHES = 8.4
+"""Width of a picture."""
+MOST_ALT_CHARS = 4000
+"""Characters of the words beside a picture."""
 MOST_DRAWN = 40
 """Rungs that one picture shows; the others stand in the table."""
 VARIABLES = {INK: "--ink", FAINT: "--faint", GRID: "--grid", PAPER: "--paper", ALARM: "--alarm"}
@@ -83,8 +85,13 @@ def drawn(rungs: Sequence[Repeats]) -> list[Repeats]:
     return [rung for rung in rungs if id(rung) in kept]
 
 
-def name_of(rung: Repeats, rungs: Sequence[Repeats], chars: int = 36) -> str:
-    """The rung, and whatever else tells it from the others."""
+def name_of(rung: Repeats, rungs: Sequence[Repeats], chars: int = DRAWN_CHARS) -> str:
+    """The rung, and whatever else tells it from the others, to be drawn."""
+    return for_plot(spoken(rung, rungs, chars), chars)
+
+
+def spoken(rung: Repeats, rungs: Sequence[Repeats], chars: int = DRAWN_CHARS) -> str:
+    """The same in words."""
     row, others = rung.row, [other.row for other in rungs]
     parts = [row.rung]
     if len({other.model for other in others}) > 1:
@@ -92,7 +99,7 @@ def name_of(rung: Repeats, rungs: Sequence[Repeats], chars: int = 36) -> str:
     for name in ("seq", "loss", "precision", "optimizer"):
         if len({str(other.step.get(name)) for other in others}) > 1:
             parts.append(f"seq {row.step.get(name)}" if name == "seq" else str(row.step.get(name)))
-    return for_plot(" ".join(parts), chars)
+    return visible(" ".join(parts), chars)
 
 
 def gate_of(rows: Sequence[RungResult]) -> int | None:
@@ -106,7 +113,7 @@ def sheet(height: float) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, height), dpi=150, layout="constrained", facecolor=PAPER)
+    figure = Figure(figsize=(SHEET_INCHES, height), dpi=150, layout="constrained", facecolor=PAPER)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_facecolor(PAPER)
@@ -162,11 +169,18 @@ def gate_line(axes: Any, scale: Scale, gate_bytes: int | None) -> list[Any]:
 
 
 def legend(figure: Any, handles: Sequence[Any]) -> None:
-    """The legend below the axes."""
-    lines = -(-len(handles) // MOST_IN_LINE)
-    columns = max(1, -(-len(handles) // max(1, lines)))
+    """The legend below the axes, in as few lines as its words have room for."""
+    words = [len(handle.get_label()) for handle in handles]
+    columns = next((count for count in range(len(words), 1, -1) if _legend_inches(words, count) <= SHEET_INCHES), 1)
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=columns,
                   labelcolor=INK)  # fmt: skip
+
+
+def _legend_inches(words: Sequence[int], columns: int) -> float:
+    """Width of a legend whose entries have labels of so many letters: its columns are filled one after the other."""
+    lines = -(-len(words) // columns)
+    longest = [max(words[start : start + lines]) for start in range(0, len(words), lines)]
+    return sum(0.62 + 0.08 * letters for letters in longest)
 
 
 def save(figure: Any, path: Path) -> None:
@@ -194,7 +208,7 @@ def inline_svg(picture: Picture, svg: str) -> str:
     for color, variable in VARIABLES.items():
         svg = re.sub(rf"(fill|stroke): {color}\b", rf"\1: var({variable})", svg)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
-    label = html.escape(picture.alt)
+    label = html.escape(visible(picture.alt, MOST_ALT_CHARS))
     return svg.replace("<svg ", f'<svg id="{picture.name}" role="img" aria-label="{label}" ', 1)
 
 

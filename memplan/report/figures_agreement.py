@@ -13,8 +13,8 @@ from memplan.report.figures import (
     drawn,
     legend,
     list_sheet,
-    name_of,
     scale_of,
+    spoken,
 )
 from memplan.report.repeats import Repeats
 from memplan.units import format_percent
@@ -57,7 +57,7 @@ def agreement_picture(rungs: Sequence[Repeats]) -> Picture | None:
                 words.append(f"{name} {format_percent(size / sizes['peak'] - 1)}")
             told += [name] if name not in told else []
         beside(axes, place, 168, "\n".join(words), FAINT)
-        said.append(f"{name_of(rung, rungs)}: {', '.join(words)}")
+        said.append(f"{spoken(rung, rungs)}: {', '.join(words)}")
     sources = " or ".join(sorted({rung.row.source for rung in rungs}))
     handles = [
         Patch(facecolor=color, hatch=hatch, edgecolor=PAPER, linewidth=0, label=sources if name == "peak" else name)

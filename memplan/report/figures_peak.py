@@ -21,9 +21,10 @@ from memplan.report.figures import (
     gate_of,
     legend,
     list_sheet,
-    name_of,
     scale_of,
+    spoken,
 )
+from memplan.report.outside import DRAWN_CHARS, for_plot, visible
 from memplan.report.repeats import Repeats
 from memplan.units import format_bytes
 
@@ -107,7 +108,7 @@ def phases_picture(rungs: Sequence[Repeats]) -> Picture | None:
         beside(axes, place, 84, largest, weight="bold")
         beside(axes, place, 160, format_bytes(peaks[largest]))
         told += [name for name in peaks if name not in told]
-        said.append(f"{name_of(rung, rungs)} peaks in {largest} with {format_bytes(peaks[largest])}")
+        said.append(f"{spoken(rung, rungs)} peaks in {largest} with {format_bytes(peaks[largest])}")
     axes.set_xlim(left=0)
     handles = [
         Line2D([], [], marker=PHASE_LOOKS[name][0], linestyle="", color=PHASE_LOOKS[name][1], label=name)
@@ -124,7 +125,7 @@ def _bar(axes: Any, place: int, rung: Repeats, scale: Any) -> None:
     over = row.kind in OVER or rung.worst_verdict == "fail"
     if peak_bytes is None:
         until_bytes = _until(rung)
-        beside(axes, place, 160, row.kind, FAINT if row.kind == "skipped" else ALARM)
+        beside(axes, place, 160, for_plot(row.kind, 16), FAINT if row.kind == "skipped" else ALARM)
         if until_bytes is not None:
             axes.barh(place, scale(until_bytes), height=0.56, facecolor="none", edgecolor=RED, linestyle=":")
             beside(axes, place, 72, f"≥ {format_bytes(until_bytes)}")
@@ -161,9 +162,11 @@ def _until(rung: Repeats) -> int | None:
 
 
 def _said(rung: Repeats, rungs: Sequence[Repeats]) -> str:
-    name, room_bytes, until_bytes = name_of(rung, rungs), rung.headroom_bytes, _until(rung)
+    name, room_bytes, until_bytes = spoken(rung, rungs), rung.headroom_bytes, _until(rung)
     if rung.peak_bytes is None:
-        return f"{name} {rung.status}" + ("" if until_bytes is None else f" above {format_bytes(until_bytes)}")
+        return f"{name} {visible(rung.status, DRAWN_CHARS)}" + (
+            "" if until_bytes is None else f" above {format_bytes(until_bytes)}"
+        )
     room = "" if room_bytes is None else f", {format_bytes(abs(room_bytes))} {'over' if room_bytes < 0 else 'free'}"
     return f"{name} {format_bytes(rung.peak_bytes)}{room}"
 

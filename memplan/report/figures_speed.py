@@ -21,6 +21,7 @@ from memplan.report.figures import (
     name_of,
     scale_of,
     sheet,
+    spoken,
 )
 from memplan.report.outside import for_plot
 from memplan.report.repeats import Repeats
@@ -90,7 +91,7 @@ def speed_picture(rungs: Sequence[Repeats], recommended: RungResult | None = Non
         handles.append(Line2D([], [], marker="o", markersize=12, markerfacecolor="none", markeredgewidth=2.2,
                               linestyle="", color=ORANGE, label="recommended"))  # fmt: skip
     legend(figure, [*handles, *gate])
-    lost = [f"{name_of(rung, rungs, 24)} ({rung.status})" for rung in rungs if rung.peak_bytes is None]
+    lost = [f"{spoken(rung, rungs, 24)} ({rung.status})" for rung in rungs if rung.peak_bytes is None]
     if lost:
         text = for_plot("not shown: " + ", ".join(lost), 110)
         note = axes.text(0.98, 0.03, text, transform=axes.transAxes, ha="right", fontsize=8, color=FAINT)
@@ -98,11 +99,12 @@ def speed_picture(rungs: Sequence[Repeats], recommended: RungResult | None = Non
     named = range(len(points)) if len(points) <= MOST_NAMED else best
     names = [name_of(rung, rungs, 28) for rung, _, _ in timed]
     name_points(figure, axes, [(*points[index], names[index]) for index in named])
+    words = [spoken(rung, rungs) for rung, _, _ in timed]
     said = "; ".join(
         f"{name} {speed:.3g} samples a second at {format_bytes(peak_bytes)}"
-        for name, (_, peak_bytes, speed) in list(zip(names, timed, strict=True))[:MOST_NAMED]
+        for name, (_, peak_bytes, speed) in list(zip(words, timed, strict=True))[:MOST_NAMED]
     )
-    alt = f"A point for each rung: {said}." + ("" if chosen is None else f" Recommended: {names[chosen]}.")
+    alt = f"A point for each rung: {said}." + ("" if chosen is None else f" Recommended: {words[chosen]}.")
     return Picture(name="throughput", title="Throughput against memory", caption=CAPTION, figure=figure, alt=alt)
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from memplan.analysis.comparison import Comparison, Finding
-from memplan.analysis.verdict import number
+from memplan.analysis.verdict import number, verdict
 from memplan.record import RungResult
 from memplan.report.failures import failure_lines
 from memplan.report.ladder_table import label
@@ -83,9 +83,10 @@ def ladder_cases(rows: Sequence[RungResult]) -> list[Case]:
 
 def comparison_cases(found: Comparison) -> list[Case]:
     """For each finding that is a verdict of its own whether it is worse than before."""
-    if found.nothing is not None:
-        return [Case(group="compare", name="rungs", outcome="error", message=found.nothing)]
-    return [_finding_case(finding, found) for finding in found.counted]
+    cases = [_finding_case(finding, found) for finding in found.counted]
+    if found.nothing is None and found.num_compared:
+        return cases
+    return [Case(group="compare", name="rungs", outcome="error", message=verdict(found)), *cases]
 
 
 def _status_case(row: RungResult, name: str) -> Case:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from memplan.analysis.recommend import recommend
-from memplan.errors import MemplanError, NothingMeasuredError
-from memplan.record import RungResult, read_rows
+from memplan.errors import NothingMeasuredError
+from memplan.record import RungResult, read_results
 from memplan.record.memory import SCHEMA_VERSION
 from memplan.report.figures import inline_svg, save, svg_text
 from memplan.report.html import html_page
@@ -19,32 +19,30 @@ from memplan.report.table import Table
 from memplan.report.timeline_plot import TIMELINE_FILE, StepStory, read_story
 from memplan.report.verdict import commands, left_out, verdict_of
 
-ROWS_FILE = "ladder.jsonl"
-"""The rows that everything else is made from."""
-
 
 def report_folder(folder: Path, out: Path | None = None) -> list[Path]:
-    """Writes the page of the rows in `folder` into `out`, or beside them; the files. MemplanError where there are no
-    rows, or `folder` holds none."""
-    rows_file = folder if folder.suffix == ".jsonl" else folder / ROWS_FILE
-    if not rows_file.exists():
-        raise MemplanError(f"{folder} holds no {ROWS_FILE}.", "Type the folder that memplan ladder named as results.")
-    rows = read_rows(rows_file)
-    if not rows:
-        raise NothingMeasuredError(f"{rows_file} has no rows.")
-    out = out or rows_file.parent
+    """Writes the page of the rows in `folder`, or in a jsonl file, into `out`, or beside them; the files. MemplanError
+    where there are no rows."""
+    results = read_results(folder)
+    if not results.rows:
+        raise NothingMeasuredError(f"{folder} has no rows.")
+    beside = folder.parent if folder.is_file() else folder
+    out = out or beside
     out.mkdir(parents=True, exist_ok=True)
-    story_file = rows_file.parent / TIMELINE_FILE
-    return write_page(rows, out, story=read_story(story_file) if story_file.exists() else None)
+    story_file = beside / TIMELINE_FILE
+    story = read_story(story_file) if story_file.exists() else None
+    return write_page(results.rows, out, story=story, warnings=results.warnings)
 
 
-def write_page(rows: Sequence[RungResult], folder: Path, *, story: StepStory | None = None) -> list[Path]:
+def write_page(
+    rows: Sequence[RungResult], folder: Path, *, story: StepStory | None = None, warnings: Sequence[str] = ()
+) -> list[Path]:
     """Writes `report.html`, `table.md`, `table.csv`, `summary.json` and each picture as PNG and SVG into `folder`; the
     files. Pictures for which there is nothing to draw are left out, and the page says why."""
     rungs, recommended = repeats_of(rows), recommend(rows)
     table = ladder_table(rows, footer=provenance(rows))
     drawn, without = pictures(rungs, recommended=None if recommended is None else recommended.row, story=story)
-    verdict, missed = verdict_of(rungs, recommended), left_out(rungs, without)
+    verdict, missed = verdict_of(rungs, recommended), [*warnings, *left_out(rungs, without)]
     texts = {"table.md": render(table, "md"), "table.csv": render(table, "csv")}
     shown = []
     for picture in drawn:

@@ -57,7 +57,7 @@ def bounded(sentences: Sequence[str], table: Table, limit_bytes: int) -> str:
     rows_out, lines_out = len(body) - len(seen) - len(folded), len(below) - len(notes)
     if rows_out or lines_out:
         what = [f"{rows_out} of {len(body)} rows"] * (rows_out > 0) + [f"{lines_out} lines"] * (lines_out > 0)
-        why = f"the summary may hold {limit_bytes:,} bytes. The whole table is in table.md and table.csv."
+        why = f"the summary may hold {limit_bytes:,} bytes. Type the same with -o json for all."
         text += [f"{' and '.join(what)} left out, the best ones: {why}", ""]
     return "\n".join(text).rstrip("\n") + "\n"
 
