@@ -77,6 +77,7 @@ def compare(
     from memplan.analysis.compare import Tolerance
     from memplan.report.compare_table import compare_table, comparison_record, finding_record, findings_table
     from memplan.report.junit import comparison_cases, junit
+    from memplan.report.outside import LINE_CHARS, visible
     from memplan.report.render import check_form, render, wants_rich
     from memplan.report.summary import COMMENT_BYTES, STEP_SUMMARY_BYTES, comparison_summary
 
@@ -104,7 +105,7 @@ def compare(
     else:
         show(render(table, output, rich=wants_rich()))
     if output in ("json", "jsonl", "csv"):
-        say([table.title])
+        say([visible(table.title, LINE_CHARS)])
     if refreshed is not None:
         say([f"an up-to-date base is in {refreshed}: look at it, then put it in the old one's place"])
     raise typer.Exit(found.exit_code)

@@ -80,7 +80,8 @@ def _plain(table: Table) -> str:
         return "  ".join(padded).rstrip()
 
     body = [line(headers), "  ".join("-" * width for width in widths), *(line(cells) for cells in texts)]
-    return "\n".join([*([table.title, ""] if table.title else []), *body, *_spaced(_lines(table))])
+    title = [visible(table.title, LINE_CHARS), ""] if table.title else []
+    return "\n".join([*title, *body, *_spaced(_lines(table))])
 
 
 def _markdown(table: Table) -> str:
@@ -141,7 +142,8 @@ def _rich(table: Table) -> str:
     least = [min(width, WRAP_FROM) for width in widths]
     if sum(least) + 2 * len(least) > console.width:
         return _plain(table)
-    drawn = RichTable(box=SIMPLE_HEAD, title=table.title or None, title_justify="left", pad_edge=False)
+    title = Text(visible(table.title, LINE_CHARS)) if table.title else None
+    drawn = RichTable(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     for column, header, width, least_width in zip(table.columns, headers, widths, least, strict=True):
         drawn.add_column(Text(header), justify=column.align, no_wrap=width <= WRAP_FROM, min_width=least_width)
     for cells in texts:

@@ -14,7 +14,7 @@ from memplan.units import MIB
 
 PARTS = {"params": 40 * MIB, "activations": 50 * MIB, "temps": 10 * MIB}
 H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "gpu_memory_bytes": 85899345920, "torch": "2.13.0+cu130",
-        "driver": "580.1", "cuda": "13.0", "commit": "abc1234"}  # fmt: skip
+        "driver": "580.1", "cuda": "13.0", "commit": "abc1234", "power_limit_w": 700.0}  # fmt: skip
 
 
 def one(found: Comparison, metric: str = "peak_allocated_bytes", name: str | None = None) -> Finding:
@@ -285,11 +285,11 @@ def on(row: RungResult, **facts: Any) -> RungResult:
         ({}, True, True),
         ({"commit": "def5678", "machine_id": "other"}, True, True),
         ({"driver": "590.2"}, True, False),
-        ({"power_limit_w": 500.0}, True, True),  # nobody told before
+        ({"power_limit_w": 500.0}, True, False),
         ({"torch": "2.14.0+cu130"}, False, False),
         ({"gpu": "NVIDIA A100-SXM4-80GB"}, False, False),
         ({"cuda": "12.8"}, False, False),
-        ({"mig": "on"}, True, True),
+        ({"mig": "on"}, True, True),  # nobody told before
         ({"settings": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}, False, False),
         ({"settings": {"CUDA_VISIBLE_DEVICES": "3"}}, True, True),
         ({"settings": {"OMP_NUM_THREADS": "1"}}, True, False),
