@@ -93,7 +93,7 @@ def losses(rows: Sequence[RungResult]) -> list[str]:
         if fits and fails:
             fit, do = "fits" if len(fits) == 1 else "fit", "does" if len(fails) == 1 else "do"
             lines.append(f"{group[0].rung}: loss {named(fits)} {fit}; {named(fails)} {do} not")
-        kinds = {row.step["loss"].partition(":")[0]: row for row in group}
+        kinds = {row.step.get("loss", "full").partition(":")[0]: row for row in group}
         if {"chunked", "chunked-ckpt"} <= kinds.keys():
             chunked, again = kinds["chunked"].whole_peak_bytes, kinds["chunked-ckpt"].whole_peak_bytes
             if chunked is not None and again is not None and chunked > again * (1 + BEYOND_NOISE_FRAC):
@@ -107,7 +107,7 @@ def losses(rows: Sequence[RungResult]) -> list[str]:
 def named(rows: Sequence[RungResult]) -> str:
     """The losses of `rows` with what each needs: `full (80.00 GiB) and chunked:16 (70.00 GiB)`."""
     sizes = [
-        f"{row.step['loss']} ({format_bytes(row.whole_peak_bytes)})" if row.whole_peak_bytes else row.step["loss"]
+        row.step.get("loss", "full") + (f" ({format_bytes(row.whole_peak_bytes)})" if row.whole_peak_bytes else "")
         for row in rows
     ]
     return " and ".join(sizes)

@@ -7,6 +7,7 @@ replayed; elsewhere they are shown beside the allocated bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from memplan.analysis.comparison import Finding
 from memplan.analysis.finding import finding
@@ -33,9 +34,14 @@ def memory_findings(pair: Pair, tolerance_frac: float, tolerance_bytes: int) -> 
     exact = (tolerance_frac, tolerance_bytes)
     loose = (max(LOOSE_FRAC, tolerance_frac), max(LOOSE_BYTES, tolerance_bytes))
     simulated, gates = pair.shown.source == "simulated", {row.gate_on for row in pair.new}
+    left = _judge(
+        pair, "between_steps_bytes", leftover_reader(pair), exact, why=lambda: leak_cause(pair.base, pair.new)
+    )
     peak = _judge(pair, "peak_allocated_bytes", _whole, exact, why=lambda: peak_cause(pair.base, pair.new))
-    if peak is not None:
-        yield peak
+    if peak is not None and left is not None and peak.label == left.label == "worse" and left.why:
+        at_peak = f"; at the peak {peak.why}" if peak.why and peak.why != left.why else ""
+        peak = replace(peak, why=f"{left.why} between two steps, which the peak rests on{at_peak}")
+    yield from (one for one in (peak, left) if one is not None)
     for metric, gate, read in (
         ("peak_reserved_bytes", "reserved", lambda row: row.peak_reserved_bytes),
         ("peak_used_bytes", "used", lambda row: row.peak_used_bytes),
@@ -44,15 +50,6 @@ def memory_findings(pair: Pair, tolerance_frac: float, tolerance_bytes: int) -> 
         found = _judge(pair, metric, _of_whole(read), exact if simulated else loose, counts=counts)
         if found is not None:
             yield found
-    left = _judge(
-        pair,
-        "between_steps_bytes",
-        leftover_reader(pair),
-        exact,
-        why=lambda: grown(_parts(pair.base, "between_steps"), _parts(pair.new, "between_steps")),
-    )
-    if left is not None:
-        yield left
     yield from _details(pair, exact)
     for metric, read in (("estimated_bytes", _estimated), ("traced_bytes", _traced)):
         predicted = _judge(pair, metric, read, exact, counts=peak is None)
@@ -77,6 +74,11 @@ def peak_cause(base: Sequence[RungResult], new: Sequence[RungResult]) -> str:
         return categories + where
     phases = grown(*_phases(base, new))
     return f"by phase: {phases}" if phases else ""
+
+
+def leak_cause(base: Sequence[RungResult], new: Sequence[RungResult]) -> str:
+    """Which category is left between two steps; empty where nobody noted."""
+    return grown(_parts(base, "between_steps"), _parts(new, "between_steps"))
 
 
 def grown(base: dict[str, int], new: dict[str, int]) -> str:

@@ -30,7 +30,7 @@ def label(row: RungResult, rows: Sequence[RungResult]) -> str:
     words = [row.model] if len({other.model for other in rows}) > 1 else []
     words.append(row.rung)
     if len({other.step.get("loss") for other in rows}) > 1:
-        words.append(f"loss {row.step['loss']}")
+        words.append(f"loss {row.step.get('loss', 'full')}")
     return " ".join(words)
 
 

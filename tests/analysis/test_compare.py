@@ -101,6 +101,21 @@ def test_what_is_left_between_two_steps_is_a_leak() -> None:
     assert "leaves more behind between two steps: B4c2@none +12.00 MiB in activations" in verdict(found)
 
 
+def test_a_peak_that_rests_on_a_leak_names_what_is_left_between_steps() -> None:
+    """At the peak of the next step a forgotten activation is no activation any more, but something else that lives."""
+    between = {"params": 40 * MIB}
+    base = row_of(breakdown=PARTS | {"other": 0}, between_steps=between)
+    leaking = between | {"activations": 12 * MIB}
+    new = row_of(
+        breakdown=PARTS | {"other": 12 * MIB}, between_steps=leaking, peak_allocated_bytes=112 * MIB
+    )  # fmt: skip
+    found = compare([base], [new])
+    assert one(found).why == (
+        "activations grew by 12.00 MiB between two steps, which the peak rests on; at the peak other grew by 12.00 MiB"
+    )
+    assert verdict(found) == "1 of 1 rung needs more memory: B4c2@none +12.00 MiB in activations."
+
+
 def test_without_categories_a_leak_is_read_from_the_counters() -> None:
     sides = [
         [row_of(windows={"measured": WindowPeak(allocated_bytes=100 * MIB, live_bytes=live * MIB)})]
