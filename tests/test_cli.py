@@ -115,7 +115,17 @@ def test_the_surface_is_frozen() -> None:
         (["ladder", "B4c2", "--device", "gpu"], "Unknown device 'gpu'"),
         (["ladder", "B4c2", "--model", "tiny", "--device", "cpu", "--steps", "0"], "steps is 0"),
         (["ladder", "B4c2", "--model", "tiny", "--device", "cpu", "--gate-on", "reserved"], "--gate-on allocated"),
-        (["ladder"], "RUNGS"),
+        (["ladder"], "No rung was given. Type rungs like B12c6,B8c4, or --search"),
+        (["ladder", "--search", "--model", "tiny"], "A search needs a gate"),
+        (["ladder", "--search", "--gate", "1GiB", "--model", "tiny", "--repeat", "2"], "Climb what it finds again"),
+        (["ladder", "--search", "--gate", "1GiB", "--model", "tiny", "--dry-run"], "A search decides as it goes"),
+        (["ladder", "B2", "--model", "tiny", "--retry", "oom"], "Type --resume too"),
+        (["ladder", "B2", "--model", "tiny", "--resume", "--retry", "ooom"], "Unknown status 'ooom'"),
+        (["ladder", "B2", "--model", "tiny", "--device", "cpu", "--gate-on", "used"], "Type --gate-on allocated"),
+        (["ladder", "B2", "--model", "tiny", "--gate-on", "used"], "Type --gate-on reserved"),
+        (["ladder", "B2", "--entry", "mine:make", "--loss", "full"], "Leave --loss out"),
+        (["ladder", "B2", "--model", "tiny", "--repeat", "0"], "repeat is 0"),
+        (["ladder", "B2", "--model", "tiny", "--min-time", "-1"], "min-time is -1"),
         (["calibrate", "nowhere"], "cannot be read"),
         (["calibrate", ".", "--within", "two"], "Type it like 2%"),
         (["climb"], "climb"),
@@ -145,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("memplan.ladder.runner.run_worker", None)
+    monkeypatch.setattr("memplan.ladder.runner.climb", None)
     out = str(tmp_path / "file" / "out")
     assert run(monkeypatch, "ladder", "B2c1", "--model", "tiny", "--device", "cpu", "--out", out) == 2
     assert "cannot be written" in capsys.readouterr().err
@@ -263,7 +273,7 @@ def test_a_real_climb_leaves_a_page_and_its_numbers_agree(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "reports").iterdir()
     assert folder.name.startswith("tiny_cpu_")
-    made = {"ladder.jsonl", "report.html", "summary.json", "table.csv", "table.md"}
+    made = {"ladder.jsonl", "parity.jsonl", "report.html", "summary.json", "table.csv", "table.md"}
     assert {path.name for path in folder.iterdir() if path.suffix not in (".png", ".svg")} == made
     assert {path.stem for path in folder.glob("*.png")} == {path.stem for path in folder.glob("*.svg")}
     assert {path.stem for path in folder.glob("*.png")} >= {"peak", "throughput", "phases", "agreement"}
@@ -272,7 +282,7 @@ def test_a_real_climb_leaves_a_page_and_its_numbers_agree(tmp_path: Path) -> Non
         ("B2c1@none", "ok", "pass"),
         ("B2c1@full", "ok", "pass"),
     ]
-    assert len(rows[0].loss) == 4
+    assert len(rows[0].loss) >= 4  # more where the warm-up took longer to settle
     assert "\x1b" not in done.stdout + done.stderr
     assert "[1/2] B2c1@none first_step ..." in done.stderr
     assert done.stderr.startswith("on cpu; assumed for tiny: fp32\n")
