@@ -1,4 +1,8 @@
-"""The trend of each rung over several results, oldest first: each against the one before, by the rules of `compare`."""
+"""The trend of each rung over several results, oldest first.
+
+Numbers are told against the moment before. A step is marked, by the rules of `compare`, against the last moment at
+which one was, so that a creep of many small changes is a step once it is beyond the tolerance.
+"""
 
 import datetime
 import statistics
@@ -59,8 +63,8 @@ class Moment:
     step_change: float | None = None
     """Step time over the one before, less 1."""
     marks: tuple[str, ...] = ()
-    """Which step was taken here: `memory worse`, `speed better`, `broke`; `elsewhere` where the one before came from a
-    machine whose bytes cannot be compared."""
+    """Which step was taken since the last one: `memory worse`, `speed better`, `broke`; `elsewhere` where that came
+    from a machine whose bytes cannot be compared."""
 
 
 def history(climbed: Sequence[Climbed], tolerance: Tolerance | None = None) -> tuple[Moment, ...]:
@@ -74,9 +78,11 @@ def history(climbed: Sequence[Climbed], tolerance: Tolerance | None = None) -> t
     moments = []
     for key, points in series.items():
         before: tuple[RungResult, ...] = ()
+        level: tuple[RungResult, ...] = ()
         for one, rows in points:
-            moments.append(_moment(names[key], one, rows, before, tolerance))
-            before = rows
+            marks = _marks(level, rows, tolerance) if level else ()
+            moments.append(_moment(names[key], one, rows, before, marks))
+            before, level = rows, rows if marks or not level else level
     return tuple(moments)
 
 
@@ -102,7 +108,7 @@ def _moment(
     one: Climbed,
     rows: tuple[RungResult, ...],
     before: tuple[RungResult, ...],
-    tolerance: Tolerance | None,
+    marks: tuple[str, ...],
 ) -> Moment:
     peak, step = peak_of(rows), step_of(rows)
     earlier_peak, earlier_step = peak_of(before), step_of(before)
@@ -120,16 +126,14 @@ def _moment(
         num_processes=len(rows),
         peak_change_bytes=None if peak is None or earlier_peak is None else peak - earlier_peak,
         step_change=None if step is None or not earlier_step else step / earlier_step - 1,
-        marks=_marks(before, rows, tolerance) if before else (),
+        marks=marks,
     )
 
 
-def _marks(
-    before: tuple[RungResult, ...], rows: tuple[RungResult, ...], tolerance: Tolerance | None
-) -> tuple[str, ...]:
-    if different := memory_differences(before, rows):
+def _marks(level: tuple[RungResult, ...], rows: tuple[RungResult, ...], tolerance: Tolerance | None) -> tuple[str, ...]:
+    if different := memory_differences(level, rows):
         return (f"elsewhere: {told(different)}",)
-    found = compare(before, rows, tolerance=tolerance)
+    found = compare(level, rows, tolerance=tolerance)
     words = {"peak_allocated_bytes": "memory", "step_ns": "speed", "status": ""}
     return tuple(
         f"{words[one.metric]} {one.label}".strip()

@@ -32,7 +32,7 @@ LOOKS = tuple(zip((BLUE, ORANGE, GREEN, PURPLE, SKY, GREY), ("o", "s", "^", "D",
 """Colour and mark of each line, one rung a line; where there are more they come again with dashes."""
 MOST_DRAWN = 12
 """Rungs that the picture shows, those with a step in their trend first; the table shows all."""
-CAPTION = "A ring marks what moved beyond the tolerance: red for worse, green for better."
+CAPTION = "Triangles mark what moved beyond the tolerance: upwards it got worse, downwards better."
 """What stands below the picture."""
 COLUMNS = (
     Column(key="rung", header="rung", align="left"),
@@ -82,7 +82,7 @@ def history_plot(moments: Sequence[Moment], path: Path) -> None:
 
 
 def history_picture(moments: Sequence[Moment]) -> Picture:
-    """Peaks above, step times below where there are any, one line a rung; what moved beyond the tolerance is ringed."""
+    """Peaks above, step times below where there are any, one line a rung; what moved beyond the tolerance is marked."""
     from matplotlib.gridspec import GridSpec
 
     lines = _lines(moments)
@@ -97,6 +97,7 @@ def history_picture(moments: Sequence[Moment]) -> Picture:
         upper.set_subplotspec(grid[0])
         lower = figure.add_subplot(grid[1], sharex=upper)
         lower.spines[["top", "right"]].set_visible(False)
+        upper.tick_params(labelbottom=False)
         panels.append((lower, "step [s]", "speed", _step))
     handles: list[Any] = []
     for axes, label, what, read in panels:
@@ -126,12 +127,14 @@ def _panel(
                              label=for_plot(name), zorder=3)  # fmt: skip
         handles.append(drawn)
         for place, value, moment in known:
-            for way, ring in (("worse", RED), ("better", GREEN)):
+            for way, shape, ring in (("worse", "^", RED), ("better", "v", GREEN)):
                 if f"{what} {way}" in moment.marks:
-                    axes.scatter(place, value, s=190, facecolor="none", edgecolor=ring, linewidth=2.2, zorder=4)
+                    axes.scatter(place, value, s=330, marker=shape, facecolor="none", edgecolor=ring, linewidth=2,
+                                 zorder=4)  # fmt: skip
     axes.set_ylabel(label, color=INK)
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.06, y=0.15)
+    axes.margins(x=0.06)
+    values = [value for line in lines.values() for moment in line if (value := read(moment)) is not None]
+    axes.set_ylim(0, 1.15 * max(values, default=1))
     axes.grid(color=GRID, linewidth=0.8)
     axes.tick_params(colors=INK, labelsize=9)
     return handles

@@ -35,6 +35,12 @@ def test_each_moment_is_held_against_the_one_before() -> None:
     assert [moment.commit for moment in moments] == ["c1", "c2", "c3", "c4", "c5"]
 
 
+def test_a_creep_of_small_changes_is_a_step_once_it_is_beyond_the_tolerance() -> None:
+    moments = history(peaks(100, 101, 102, 103, 104, 105, 106))
+    assert [moment.marks for moment in moments] == [(), (), (), ("memory worse",), (), (), ("memory worse",)]
+    assert [(moment.peak_change_bytes or 0) // MIB for moment in moments] == [0, 1, 1, 1, 1, 1, 1]
+
+
 def test_they_come_by_when_they_began_whatever_the_order_of_the_folders() -> None:
     shuffled = [peaks(100, 101, 130)[place] for place in (2, 0, 1)]
     assert [moment.at[8:10] for moment in history(shuffled)] == ["01", "02", "03"]
