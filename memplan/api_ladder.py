@@ -149,7 +149,8 @@ def site_of(folder: Path, point: Point, run: Callable[..., Outcome]) -> Site:
         return site
     from memplan.launch.watch import open_watch
 
-    return dataclasses.replace(site, watch=open_watch)
+    watch = open_watch()
+    return dataclasses.replace(site, watch=lambda: watch)
 
 
 def on_card(point: Point) -> bool:
