@@ -179,11 +179,9 @@ def verify(variants: Ladder) -> Iterator[ParityReport]:
 def calibrate(folders: Sequence[Path]) -> tuple[tuple[RungResult, ...], "Agreement"]:
     """All rows of some ladders' folders, and how well estimate and measurement agree over them."""
     from memplan.analysis import agreement
-    from memplan.record import read_rows
+    from memplan.record import read_all
 
-    rows = tuple(
-        row for folder in folders for row in read_rows(folder if folder.suffix == ".jsonl" else folder / "ladder.jsonl")
-    )
+    rows = read_all(folders).rows
     return rows, agreement(rows)
 
 

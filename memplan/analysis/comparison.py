@@ -112,11 +112,6 @@ class Comparison:
         return tuple(finding for finding in self.counted if finding.label in labels)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all rungs, in the order of the findings."""
-        return tuple(dict.fromkeys(finding.name for finding in self.findings))
-
-    @property
     def num_compared(self) -> int:
         """Rungs of which something was judged."""
         return len({(finding.run_id, finding.source) for finding in self.of(*JUDGED)})

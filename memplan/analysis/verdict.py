@@ -94,18 +94,6 @@ def number(finding: Finding, value: int | float | str | None) -> str | None:
     return format_ns(int(value)) if finding.unit == "ns" else f"{value:.2f}"
 
 
-def moved_category(found: Comparison, finding: Finding) -> str | None:
-    """The category that moved the most with a peak of `finding`'s rung, in its direction; None where nobody noted."""
-    details = [
-        other
-        for other in found.findings
-        if other.metric.startswith("category:")
-        and (other.run_id, other.source, other.label) == (finding.run_id, finding.source, finding.label)
-    ]
-    largest = max(details, key=lambda other: abs(other.delta or 0), default=None)
-    return None if largest is None else largest.metric.partition(":")[2]
-
-
 def _part(findings: Sequence[Finding], total: int, one: str, many: str) -> str:
     """`1 of 6 rungs needs more memory: B4c2@none +12.00 MiB in activations`; empty where there is none."""
     by_name = {finding.name: finding for finding in reversed(findings)}  # the worst of each rung stays

@@ -47,8 +47,10 @@ def read_rows(path: Path) -> tuple[RungResult, ...]:
 
 def read_all(paths: Iterable[Path]) -> Results:
     """Rows of several files or folders in their order; a file that is named twice counts once."""
-    files = dict.fromkeys(rows_file(path).resolve() for path in paths)
-    found = [read_results(file) for file in files]
+    files: dict[Path, Path] = {}
+    for path in paths:
+        files.setdefault(rows_file(path).resolve(), path)
+    found = [read_results(path) for path in files.values()]
     return Results(
         rows=tuple(row for results in found for row in results.rows),
         warnings=tuple(line for results in found for line in results.warnings),
