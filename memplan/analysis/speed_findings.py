@@ -8,10 +8,13 @@ from memplan.analysis.comparison import Finding
 from memplan.analysis.finding import finding
 from memplan.analysis.matching import Pair
 from memplan.analysis.stats import LEAST, Difference, difference
-from memplan.analysis.surroundings import Different, told
+from memplan.analysis.surroundings import Different
+from memplan.analysis.surroundings import told as in_words
 from memplan.record import RungResult
 from memplan.units import format_percent
 
+USUAL = ("power cap",)
+"""Reasons for a lower clock that are the usual state of a busy GPU: both sides have them, and the clock is told."""
 SAME_CLOCK_FRAC = 0.02
 """Changes of a GPU's clock below this share explain nothing."""
 
@@ -21,7 +24,7 @@ def speed_findings(pair: Pair, different: Different, least_frac: float, least_ns
     if not any(row.step_ns for row in (*pair.base, *pair.new)):
         return
     if different:
-        yield finding(pair, "step_ns", "incomparable", unit="ns", why=told(different))
+        yield finding(pair, "step_ns", "incomparable", unit="ns", why=in_words(different))
         return
     base, new = timed(pair.base), timed(pair.new)
     times = [[row.median_step_ns or 0 for row in rows] for rows in (base, new)]
@@ -55,15 +58,17 @@ def timed(rows: Sequence[RungResult]) -> tuple[RungResult, ...]:
 
 def disturbed(row: RungResult) -> str:
     """Why the times of a row say little about its step; empty where they do."""
-    measured = row.windows.get("measured")
+    watched = [row.windows[name] for name in ("measured", "timed") if name in row.windows]
     if row.kind not in ("ok", "over_gate"):
         return f"it ended with {row.status}"
-    if throttled := row.telemetry.get("throttled"):
-        return f"the GPU was throttled ({_words(throttled)})" if throttled is not True else "the GPU was throttled"
-    if row.telemetry.get("others") or (measured is not None and measured.others_bytes):
+    throttled = row.telemetry.get("throttled") or ()
+    told = throttled if isinstance(throttled, list | tuple) else (throttled,)
+    if reasons := [str(reason) for reason in told if reason not in USUAL]:
+        return f"the GPU was slowed down ({', '.join(reasons)})"
+    if row.telemetry.get("others") or any(window.others_bytes for window in watched):
         return "other processes used the GPU"
-    if measured is not None and measured.steady is False:
-        return "its steps had not become steady"
+    if any(window.steady is False and window.num_device_allocs for window in watched):
+        return "its steps still asked the driver for memory"  # times alone that differ are what repeats are for
     return ""
 
 
@@ -106,7 +111,3 @@ def _clock_mhz(told: Any) -> float | None:
         numbers = [value for value in told if isinstance(value, int | float)]
         return statistics.median(numbers) if numbers else None
     return float(told) if isinstance(told, int | float) else None
-
-
-def _words(value: Any) -> str:
-    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple | dict) else str(value)

@@ -260,13 +260,16 @@ def test_f36_the_least_effect_is_a_share_or_a_time() -> None:
 @pytest.mark.parametrize(
     ("disturbance", "why"),
     [
-        ({"telemetry": {"throttled": ["sw_thermal"]}}, "the GPU was throttled (sw_thermal)"),
+        ({"telemetry": {"throttled": ["power cap", "heat (hardware)"]}}, "slowed down (heat (hardware))"),
         ({"telemetry": {"others": [{"pid": 7}]}}, "other processes used the GPU"),
         (
             {"windows": {"measured": WindowPeak(allocated_bytes=100 * MIB, others_bytes=5 * MIB)}},
             "other processes used the GPU",
         ),
-        ({"windows": {"measured": WindowPeak(allocated_bytes=100 * MIB, steady=False)}}, "had not become steady"),
+        (
+            {"windows": {"measured": WindowPeak(allocated_bytes=100 * MIB, steady=False, num_device_allocs=3)}},
+            "still asked the driver for memory",
+        ),
         ({"status": "thrash"}, "it ended with thrash"),
     ],
 )
@@ -279,8 +282,20 @@ def test_times_of_a_disturbed_process_are_left_out_and_its_memory_is_not(disturb
     assert one(found).label == "worse"
 
 
+@pytest.mark.parametrize(
+    "usual",
+    [
+        {"telemetry": {"throttled": ["power cap"]}},  # a busy GPU draws what it may
+        {"windows": {"measured": WindowPeak(allocated_bytes=100 * MIB, steady=False, num_device_allocs=0)}},
+    ],
+)
+def test_what_is_usual_disturbs_no_times(usual: dict[str, Any]) -> None:
+    base, new = repeated([1.0, 1.01, 1.02], **usual), repeated([2.0, 2.01, 2.02], **usual)
+    assert one(compare(base, new), "step_ns").label == "worse"
+
+
 def test_a_slower_clock_is_not_slower_code() -> None:
-    base = repeated([1.0, 1.01, 1.02, 1.0, 1.01], telemetry={"sm_clock_mhz": 1980})
+    base = repeated([1.0, 1.01, 1.02, 1.0, 1.01], telemetry={"sm_clock_mhz": {"min": 9, "median": 1980, "max": 1990}})
     new = repeated([1.1, 1.11, 1.12, 1.1, 1.11], telemetry={"sm_clock_mhz": 1800})
     found = one(compare(base, new), "step_ns")
     assert found.label == "ambiguous"
