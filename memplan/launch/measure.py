@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from memplan.backends.base import Backend, Window
 from memplan.backends.failure import NotTraining
 from memplan.backends.held import held_bytes
@@ -174,7 +176,7 @@ class Measuring:
         self.num_taken += 1
         if loss is None:
             return
-        value = float(loss)
+        value = float(loss.detach() if isinstance(loss, Tensor) else loss)
         if not math.isfinite(value):
             raise NotTraining(f"the loss of step {self.num_taken} is {value}")
         self.events.write("loss", loss=value)

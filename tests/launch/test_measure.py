@@ -24,16 +24,11 @@ from memplan.models.factory import build_model
 MIB = 1 << 20
 
 
-@pytest.fixture(autouse=True)
-def nothing_old_is_collected() -> None:
-    """A full collection looks at a million objects of torch's own, and there are a dozen in every measurement."""
-    gc.freeze()
-
-
 def on_cuda(
     each: Callable[[int], Any] = lambda number: None, cuda: FakeCuda | None = None, **plan: Any
 ) -> tuple[Heard, tuple[str, str | None]]:
     """What is said of steps on the stand-in, and how it ended."""
+    gc.freeze()  # a full collection looks at a million objects of torch's own, and there are a dozen here
     heard, cuda = Heard(), cuda or FakeCuda()
     how = Plan(**{"warmup": 2, "steps": 3} | plan)
     return heard, measure(backend_of(cuda), Steps(cuda, each).subject, how, heard)
@@ -42,6 +37,7 @@ def on_cuda(
 def on_cpu(build: Callable[[], Subject], **plan: Any) -> Heard:
     """What is said of real steps."""
     gc.collect()
+    gc.freeze()
     heard = Heard()
     assert measure(CpuBackend(), build, Plan(**{"warmup": 0, "steps": 2} | plan), heard) == ("ok", None)
     return heard
