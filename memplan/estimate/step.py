@@ -16,7 +16,7 @@ from memplan.estimate.setup import Setup, autocast_dtype
 from memplan.estimate.sharding_fsdp import make_sharding
 from memplan.estimate.tape import Storage, Tape, Tensor
 from memplan.estimate.update import AnyUpdate, make_update, trainable
-from memplan.spec.device import DeviceSpec
+from memplan.spec.device import DeviceSpec, kin_of
 from memplan.spec.run import RunSpec
 from memplan.units import MIB
 
@@ -37,7 +37,8 @@ aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.13."""
 
 def tape_of(device: DeviceSpec) -> Tape:
     """An empty ledger under the rules of `device`."""
-    card = next((start for start in GENERATIONS if device.name.startswith(start)), "h100")
+    kin = kin_of(device.name) or "h100-80g"
+    card = next(start for start in GENERATIONS if kin.startswith(start))
     generation = GENERATIONS[card]
     workspace_bytes = WORKSPACE_BYTES[generation[0]] if device.rules == "cuda" else 0
     return Tape(

@@ -1,5 +1,6 @@
 """Where the step runs: whose rules hold and how much memory there is."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,6 +76,29 @@ _CONTEXTS: dict[str, tuple[str, str]] = {
     "rtx-5090": ("0.60GiB", "RTX 5090: 0.58 in Wan-Video/Wan2.1#465, 0.60 in TrajectoryCrafter/TrajectoryCrafter#20"),
     "rtx-pro-6000": (_BLACKWELL[0], f"as {_BLACKWELL[1]}, the larger of its generation"),
 }
+
+# Names of GPUs as NVML gives them, words in lower case, to the card whose rules hold on them: its own, or the nearest
+# of its generation, whose kernels are chosen alike.
+_KIN = (
+    (r"g?b[23]00", "b200"),
+    (r"g?h200", "h200"),
+    (r"h100|h800|h20", "h100-80g"),
+    (r"a100.* 40gb.*", "a100-40g"),
+    (r"a100|a800|a30", "a100-80g"),
+    (r"l40s?", "l40s"),
+    (r"rtx pro", "rtx-pro-6000"),
+    (r"rtx 50\d\d", "rtx-5090"),
+    (r"rtx 40\d\d|ada|l4", "rtx-4090"),
+)
+
+
+def kin_of(name: str) -> str | None:
+    """The card of the table whose rules hold on a device called `name`: a card's name, or a GPU's as NVML gives it,
+    with spaces or dashes; None where no rules are known."""
+    if name in _CARDS:
+        return name
+    words = " ".join(re.split(r"[\s-]+", name.lower()))
+    return next((card for pattern, card in _KIN if re.search(rf"(?:^| )(?:{pattern})(?: |$)", words)), None)
 
 
 def cards() -> tuple[str, ...]:

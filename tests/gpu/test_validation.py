@@ -21,7 +21,7 @@ from memplan.ladder.points import points
 from memplan.record import RungResult, WindowPeak
 from memplan.report.render import render
 from memplan.spec import Ladder
-from memplan.spec.device import card, cards
+from memplan.spec.device import card
 from memplan.units import GIB, MIB
 
 HERE = Path(__file__).parent
@@ -82,24 +82,6 @@ def test_a_rung_that_no_witness_speaks_of_stays_in_the_table(tmp_path: Path) -> 
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [line["traced_error_frac"] for line in lines] == [None, None, pytest.approx(0.01)]
     assert "kernels: 1 of 1 within 2%" in render(table, "table")
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA H100 80GB HBM3", "h100-80g"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40g"),
-        ("NVIDIA A100 80GB PCIe", "a100-80g"),
-        ("NVIDIA L4", "rtx-4090"),
-        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
-        ("NVIDIA B200", "b200"),
-    ],
-)
-def test_a_gpu_is_the_card_of_the_tables_whose_rules_hold_on_it(name: str, expected: str) -> None:
-    assert card_of(name) == expected
-    assert expected in cards()
 
 
 def test_a_gpu_of_which_nothing_is_known_asks_for_a_card() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from memplan.errors import MemplanError, near_names
+from memplan.spec.device import kin_of
 from memplan.units import KIB
 
 TORCH = "2.13"
@@ -67,9 +68,10 @@ _CARDS: dict[str, tuple[str, int, int, int]] = {
 
 
 def generation(card: str) -> Generation:
-    """The generation of `card`; MemplanError with the closest names when the card is unknown."""
+    """The generation of `card`, a card's name or a GPU's as NVML gives it; MemplanError with the closest names when it
+    is unknown."""
     try:
-        name, major, minor, num_sms = _CARDS[card]
+        name, major, minor, num_sms = _CARDS[kin_of(card) or card]
     except KeyError:
         raise MemplanError(f"The compute capability of {card!r} is not known.", near_names(card, _CARDS)) from None
     shared = _SHARED_MEMORY[major, minor]
