@@ -14,6 +14,7 @@ from memplan.ladder.gate import judge
 from memplan.ladder.guard import Guard
 from memplan.ladder.plan import Attempt, Plan, dominating
 from memplan.ladder.points import Point
+from memplan.ladder.spill import spill_warning
 from memplan.record import FINAL, Note, RungResult, append_row, read_rows
 from memplan.record.fingerprint import MEMORY_KEYS
 from memplan.spec import EntryRun, Ladder
@@ -152,6 +153,8 @@ def _new_row(
         )
     else:
         row = dataclasses.replace(measure(ladder, attempt, site, say), parity=parity)
+        if spill := spill_warning(row, [before for _, before in done]):
+            row = dataclasses.replace(row, warnings=(*row.warnings, spill))
     return judge(row, gate_bytes=ladder.gate_bytes, gate_on=ladder.gate_on)
 
 
