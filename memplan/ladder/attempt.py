@@ -91,7 +91,7 @@ def measure(ladder: Ladder, attempt: Attempt, site: Site, say: Say) -> RungResul
         _run(ladder, attempt, site, say, cap_bytes=cap_bytes, snapshot=str((site.folder / snapshot).resolve()))
         if (site.folder / snapshot).exists():
             row = dataclasses.replace(row, failure=dataclasses.replace(row.failure, snapshot=snapshot))
-    if ladder.trace and row.source == "measured":
+    if ladder.trace and row.source == "measured" and attempt.repeat == 1:
         say("trace", "phase")
         allocated = dataclasses.replace(ladder, gate_on="allocated")
         row = dataclasses.replace(row, traced_bytes=traced_bytes(allocated, attempt.point.run, site))

@@ -172,8 +172,8 @@ def largest_batch(
     def bracket() -> Bracket:
         return Bracket(limit_bytes=gate_bytes, unit=unit, sample_bytes=sample_bytes)
 
-    found = bracket()
-    batch = refined(max(predicted // unit * unit, unit), bracket(), lambda size: traced(at(size)))
+    found, by_trace = bracket(), bracket()
+    batch = refined(max(predicted // unit * unit, unit), by_trace, lambda size: traced(at(size)))
     for _ in range(MOST_RUNGS):
         point = at(batch)
         row = yield Attempt(point=point, estimated_bytes=estimated(point))
@@ -182,7 +182,8 @@ def largest_batch(
         found.learn(batch, passes=row.verdict == "pass")
         if found.closed:
             return
-        batch = found.following(batch, needed_bytes(row))
+        shown = batch == by_trace.low and by_trace.closed and found.low == batch  # the next one fails, says the trace
+        batch = batch + unit if shown else found.following(batch, needed_bytes(row))
 
 
 def needed_bytes(row: RungResult) -> int | None:
