@@ -48,6 +48,8 @@ TORCH_FREE = (
     "memplan.backends.base",
     "memplan.backends.environment",
     "memplan.launch.process",
+    "memplan.launch.settle",
+    "memplan.launch.watch",
     "memplan.ladder.runner",
     "memplan.ladder.points",
     "memplan.analysis",
