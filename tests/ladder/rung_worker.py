@@ -21,6 +21,7 @@ def main() -> int:
         for event in (
             {"event": "phase", "phase": "first_step"},
             {"event": "window", "name": "first_step", "peak": peak, "phase_peaks": {}},
+            {"event": "environment", "pid": os.getpid()},
             {"event": "phase", "phase": "timed"},
             {"event": "step", "ns": 10**9},
             {"event": "end", "status": "ok", "error": None},

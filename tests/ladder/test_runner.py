@@ -1,6 +1,8 @@
 """The climb with a stand-in for the process: what becomes a row, what is kept, what is tried again."""
 
+import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from climbing import Processes, go, ladder_of, went_well
 from memplan.errors import MemplanError
 from memplan.ladder.points import assumed, find_device, points
 from memplan.ladder.runner import check
-from memplan.launch.process import Outcome
+from memplan.launch.process import Outcome, run_worker
 from memplan.record import Note, read_rows
 from memplan.spec import Ladder
 from memplan.spec.device import CPU, DeviceSpec, card
@@ -56,6 +58,18 @@ def test_f45_rows_are_on_disk_before_the_next_rung_starts(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError):
         go(tmp_path, Processes(B4c2=RuntimeError("a bug")))
     assert [row.rung for row in read_rows(tmp_path / "ladder.jsonl")] == ["B2c1@none"]
+
+
+def test_f19_no_two_rungs_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rung leaves in an allocator's cache cannot reach the next one, whatever their order."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    run = functools.partial(run_worker, module="rung_worker")
+    climbed = go(tmp_path, run, rungs="B3c1,B2c1", repeat=2)
+    assert len({row.environment["pid"] for row in climbed.rows} | {os.getpid()}) == 5
+    assert {row.rung: row.peak_allocated_bytes for row in climbed.rows} == {
+        "B2c1@none": 20 * MIB,
+        "B3c1@none": 30 * MIB,
+    }
 
 
 def test_ctrl_c_returns_what_is_done(tmp_path: Path) -> None:
