@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from memplan.backends.base import Reading, Refusal, Room, Segment, T, peaks_by_phase
+from memplan.backends.resets import forget_peaks, listen_to_resets, stop_listening
 from memplan.record import WindowPeak
 
 PEAK_KEYS = {
@@ -146,7 +147,7 @@ class CudaBackend:
         """The GPU, what torch was built with for it, and the switches that change kernels or memory."""
         torch = self._torch
         properties = torch.cuda.get_device_properties(self._index)
-        cudnn, matmul = torch.backends.cudnn, getattr(torch.backends.cuda, "matmul", None)
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         return {
             "device": "cuda",
             "gpu": properties.name,
@@ -158,16 +159,17 @@ class CudaBackend:
             "allocator_backend": torch.cuda.get_allocator_backend(),
             "allocator_conf": allocator_conf(os.environ) or None,
             "cap_bytes": self._cap_bytes,
-            "cudnn_benchmark": getattr(cudnn, "benchmark", None),
-            "cudnn_deterministic": getattr(cudnn, "deterministic", None),
-            "cudnn_tf32": getattr(cudnn, "allow_tf32", None),
-            "matmul_tf32": getattr(matmul, "allow_tf32", None),
+            "cudnn_benchmark": _switch(cudnn, "benchmark"),
+            "cudnn_deterministic": _switch(cudnn, "deterministic"),
+            "cudnn_tf32": _switch(cudnn, "allow_tf32"),
+            "matmul_tf32": _switch(matmul, "allow_tf32"),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         }
 
 
 class CudaWindow:
-    """The counters between entry and exit. Each mark closes a segment, so that its peak belongs to one phase."""
+    """The counters between entry and exit. Each mark closes a segment, so that its peak belongs to one phase. Resets
+    by windows of the measured code itself lose none."""
 
     def __init__(self, torch: Any, index: int) -> None:
         self.reading: Reading | None = None
@@ -179,11 +181,13 @@ class CudaWindow:
         self._segments: list[Segment] = []
         self._peaks: dict[str, Any] = {}
         self._counters: dict[str, int] = {}
+        self._heard: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         self._cuda.init()
         self._cuda.synchronize(self._index)
-        self._cuda.reset_peak_memory_stats(self._index)
+        forget_peaks(self._cuda, self._index, but=self._hear)
+        listen_to_resets(self._hear)
         stats = self._cuda.memory_stats(self._index)
         self._start_bytes = stats.get("allocated_bytes.all.current", 0)
         self._counters = self._read_counters(stats)
@@ -193,11 +197,12 @@ class CudaWindow:
         """Closes the segment before and begins `phase`; allocation happens on the host, so no synchronisation."""
         stats = self._close_segment()
         self._phase, self._start_bytes = phase, stats.get("allocated_bytes.all.current", 0)
-        self._cuda.reset_peak_memory_stats(self._index)
+        forget_peaks(self._cuda, self._index, but=self._hear)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        stop_listening(self._hear)
         if kind is None:  # after a failure the context may be poisoned; the counters still answer
             self._cuda.synchronize(self._index)
         stats = self._close_segment()
@@ -230,11 +235,18 @@ class CudaWindow:
         outside_bytes = total_bytes - free_bytes - stats.get("reserved_bytes.all.current", 0)
         return int(self._peaks["reserved_bytes"] + max(outside_bytes, 0))
 
+    def _hear(self, cuda: Any, index: int, stats: dict[str, int]) -> None:
+        """Keeps the peaks of the segment so far, which somebody else is about to reset."""
+        if cuda is self._cuda and index == self._index:
+            self._heard = {key: max(self._heard.get(key, 0), stats.get(key, 0)) for key in PEAK_KEYS.values()}
+
     def _close_segment(self) -> dict[str, int]:
         stats: dict[str, int] = self._cuda.memory_stats(self._index)
         for name, key in PEAK_KEYS.items():
-            self._peaks[name] = max(self._peaks.get(name, 0), stats.get(key, 0))
-        peak_bytes = stats.get(PEAK_KEYS["allocated_bytes"], 0)
+            self._peaks[name] = max(self._peaks.get(name, 0), self._heard.get(key, 0), stats.get(key, 0))
+        key = PEAK_KEYS["allocated_bytes"]
+        peak_bytes = max(stats.get(key, 0), self._heard.get(key, 0))
+        self._heard = {}
         self._segments.append(Segment(phase=self._phase, start_bytes=self._start_bytes, peak_bytes=peak_bytes))
         return stats
 
@@ -246,6 +258,15 @@ class CudaWindow:
 def _is_whole(key: str) -> bool:
     """Whether a key of a private pool tells all that it holds now."""
     return key.endswith(".all.current")
+
+
+def _switch(backend: Any, name: str) -> Any:
+    """What a switch of torch's stands on; None where it does not say. The old ones about TF32 raise RuntimeError when
+    the new ones were used (torch 2.9 and later)."""
+    try:
+        return getattr(backend, name, None)
+    except RuntimeError:
+        return None
 
 
 def allocator_conf(environment: Any) -> str:

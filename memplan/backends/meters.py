@@ -14,6 +14,7 @@ from typing import Any
 from memplan.backends.base import Reading
 from memplan.backends.cpu import read_events
 from memplan.backends.cuda import COUNTER_KEYS, PEAK_KEYS
+from memplan.backends.resets import forget_peaks, listen_to_resets
 from memplan.errors import MemplanError
 from memplan.record import WindowPeak
 
@@ -84,16 +85,20 @@ class Meter:
         leaves has left also where the device gives no answer."""
         try:
             stretch = self._read()
-            peak_bytes = stretch.peaks.get("allocated_bytes", 0)
-            self.lifetime_allocated_bytes = max(self.lifetime_allocated_bytes, peak_bytes)
-            for account in self._accounts:
-                account.add(stretch)
+            self.tell(stretch)
         finally:
             self._accounts = [account for account in self._accounts if account not in leaving]
         for account in entering:
             account.begin(stretch.counters)
             self._accounts.append(account)
         self._go_on(watched=bool(self._accounts))
+
+    def tell(self, stretch: Stretch) -> None:
+        """Adds a stretch to all accounts and to the lifetime."""
+        peak_bytes = stretch.peaks.get("allocated_bytes", 0)
+        self.lifetime_allocated_bytes = max(self.lifetime_allocated_bytes, peak_bytes)
+        for account in self._accounts:
+            account.add(stretch)
 
     def _read(self) -> Stretch:
         raise NotImplementedError
@@ -110,9 +115,18 @@ class CudaMeter(Meter):
         self.name = f"cuda:{index}"
         self._cuda = torch.cuda
         self._index = index
+        listen_to_resets(self._hear)
+
+    def _hear(self, cuda: Any, index: int, stats: dict[str, int]) -> None:
+        """Takes in what a window of the ladder is about to reset."""
+        if cuda is self._cuda and index == self._index:
+            self.tell(self._stretch(stats))
 
     def _read(self) -> Stretch:
-        stats = self._cuda.memory_stats(self._index) if self._cuda.is_initialized() else {}
+        return self._stretch(self._cuda.memory_stats(self._index) if self._cuda.is_initialized() else {})
+
+    @staticmethod
+    def _stretch(stats: dict[str, int]) -> Stretch:
         return Stretch(
             peaks={name: stats[key] for name, key in PEAK_KEYS.items() if key in stats},
             counters={name: stats[key] for name, key in COUNTER_KEYS.items() if key in stats},
@@ -121,7 +135,7 @@ class CudaMeter(Meter):
 
     def _go_on(self, *, watched: bool) -> None:
         if self._cuda.is_initialized():
-            self._cuda.reset_peak_memory_stats(self._index)
+            forget_peaks(self._cuda, self._index, but=self._hear)
 
 
 class CpuMeter(Meter):
@@ -152,8 +166,15 @@ class CpuMeter(Meter):
     def _go_on(self, *, watched: bool) -> None:
         if watched:
             os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
+            import torch
             from torch.profiler import ProfilerActivity, profile
 
+            if getattr(torch._C._autograd, "_profiler_enabled", bool)():  # a second one would end the first unheard
+                self._accounts.clear()
+                raise MemplanError(
+                    "Another profiler of torch is at work, and the CPU's allocator tells its story to one alone.",
+                    "End that one first, or take this window out.",
+                )
             self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
             self._profile.start()
 

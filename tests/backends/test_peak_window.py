@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from memplan.backends import meters, peak_window
+from memplan.backends.cuda import CudaBackend
 from memplan.backends.meters import CudaMeter
 from memplan.backends.peak_window import PeakWindow
 from memplan.errors import MemplanError
@@ -46,6 +47,12 @@ class FakeCuda:
     def touch(self, num_bytes: int) -> None:
         self.take(num_bytes)
         self.drop(num_bytes)
+
+    def init(self) -> None:
+        self.initialized = True
+
+    def synchronize(self, index: int) -> None:
+        pass
 
     def is_initialized(self) -> bool:
         return self.initialized
@@ -120,6 +127,27 @@ def test_windows_that_overlap_without_nesting_are_right_too(cuda: FakeCuda) -> N
     cuda.touch(8000)
     second.close()
     assert (first.allocated_bytes, second.allocated_bytes) == (3072, 8192)
+
+
+def test_windows_of_measured_code_and_of_the_ladder_around_it_lose_nothing_to_one_another(cuda: FakeCuda) -> None:
+    ladder = CudaBackend(SimpleNamespace(cuda=cuda))
+    with ladder.window() as around:
+        around.mark("forward")
+        cuda.touch(9000)
+        with PeakWindow() as inside:
+            cuda.touch(2000)
+            around.mark("backward")
+            cuda.touch(1000)
+        cuda.touch(500)
+    assert around.reading is not None
+    assert around.reading.phase_peaks == {"forward": 9216, "backward": 1024}
+    assert around.reading.peak.allocated_bytes == 9216
+    assert inside.allocated_bytes == 2048
+    assert inside.lifetime_allocated_bytes == 9216
+    with PeakWindow() as after:
+        cuda.touch(3000)
+    assert around.reading.peak.allocated_bytes == 9216
+    assert after.allocated_bytes == 3072
 
 
 def test_a_peak_before_a_reset_stays_in_the_lifetime_of_every_window(cuda: FakeCuda) -> None:
@@ -311,6 +339,17 @@ def test_the_library_is_there_by_its_names_and_loads_torch_only_when_used() -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["PeakWindow", "True"]
+
+
+def test_beside_another_profiler_the_cpu_window_says_so(fresh_cpu: None) -> None:
+    from torch.profiler import profile
+
+    with profile(), pytest.raises(MemplanError, match="Another profiler") as caught:
+        PeakWindow("cpu").open()
+    assert caught.value.hint
+    with PeakWindow("cpu") as window:
+        pass
+    assert window.allocated_bytes == 0
 
 
 PLAIN_LOOP = """
