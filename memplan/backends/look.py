@@ -8,11 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 KERNEL = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention\w*")
 """torch's kernels by the names of their ops, as the trace names them too."""
@@ -36,18 +38,37 @@ class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.hardware_flops = 0
         """Everything that ran."""
-        self.repeated_flops = 0
-        """Of it, what had run before: recomputed forwards, and the scores that attention's backward makes again."""
+        self.extra_flops = 0
+        """Of it, what is not the model's: recomputed forwards, the scores that attention's backward makes again, and
+        the optimizer's own products."""
         self.complete = True
         """Whether there was a formula for every attention kernel that ran."""
         self.attention: Counter[str] = Counter()
         """Calls of attention kernels in forward and in recomputed forwards."""
         self._formulas = formulas()
+        self._optimizes = False
+        self._hooks: list[RemovableHandle] = []
 
     @property
     def model_flops(self) -> int:
         """What the step would cost with nothing recomputed."""
-        return self.hardware_flops - self.repeated_flops
+        return self.hardware_flops - self.extra_flops
+
+    def __enter__(self) -> Self:
+        self._hooks = [
+            register_optimizer_step_pre_hook(lambda *step: self._optimize(True)),
+            register_optimizer_step_post_hook(lambda *step: self._optimize(False)),
+        ]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+
+    def _optimize(self, begins: bool) -> None:
+        self._optimizes = begins
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -77,14 +98,14 @@ class Look(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.complete = False
             return
         scores, mixed = attention_flops(*tensors[first : first + 3])
-        self._add(2 * (scores + mixed) if backward else scores + mixed)
+        self._add(scores + 2 * (scores + mixed) if backward else scores + mixed)
         if backward:
-            self._add(scores, repeated=True)
+            self.extra_flops += scores * (not runs_again())
 
-    def _add(self, flops: int, *, repeated: bool = False) -> None:
+    def _add(self, flops: int) -> None:
         self.hardware_flops += flops
-        if repeated or runs_again():
-            self.repeated_flops += flops
+        if self._optimizes or runs_again():
+            self.extra_flops += flops
 
 
 def formulas() -> dict[Any, Callable[..., Any]]:

@@ -162,6 +162,12 @@ def found_objects() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
     return outermost, optimizers
 
 
+def found_subject() -> Subject:
+    """What trains among all objects, where nobody has said it yet: while a model is built."""
+    models, optimizers = found_objects()
+    return Subject(take=lambda mark: None, models=named_models(models), optimizers=optimizers)
+
+
 def named_models(models: Iterable[nn.Module]) -> dict[str, nn.Module]:
     """`models` by what stands before their parameters' names: nothing where there is one, else class and number."""
     found = list(models)

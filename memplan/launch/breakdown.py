@@ -87,7 +87,8 @@ def between_steps(live_bytes: int, held: Held, *, other_bytes: int) -> dict[str,
     found = dict(held)
     rest = live_bytes - sum(found.values())
     found["other"] = max(min(other_bytes, rest), 0)
-    found["activations"] = max(rest - found["other"], 0)
+    left = max(rest - found["other"], 0)
+    found["activations" if left >= LEAK_BYTES else "other"] = left if left >= LEAK_BYTES else found["other"] + left
     return {name: size for name, size in found.items() if size}
 
 

@@ -30,12 +30,20 @@ def imagine(run: RunSpec | EntryRun, events: Events) -> dict[str, Any]:
         if report.host_bytes:
             events.write("host", window=name, bytes=report.host_bytes)
     largest = max(traced.steady, traced.first_step, key=lambda report: report.peak_allocated_bytes)
-    events.write("breakdown", at_peak=largest.breakdown.to_dict(), between_steps={})
+    events.write("breakdown", at_peak=largest.breakdown.to_dict(), between_steps=between_steps(traced.steady))
     events.write("look", attention=traced.steady.attention, model_flops=None, hardware_flops=None)
     events.write("environment", device=run.device.name, witness="trace", note=note or None)
     if traced.out_of_memory is None:
         return {"status": "ok", "error": None}
     return {"status": "oom"} | lack_of_room(run.device, traced)
+
+
+def between_steps(report: TraceReport) -> dict[str, int]:
+    """Bytes alive between two steps by category: the model's and the optimizer's, which stay, and `other`. Empty where
+    these are less between steps than at the peak, as where they are gathered from other devices."""
+    held = {name: report.breakdown.to_dict()[name] for name in ("params", "buffers", "optimizer")}
+    rest = report.static_bytes - sum(held.values())
+    return held | {"other": rest} if rest >= 0 else {}
 
 
 def traced_steps(run: RunSpec | EntryRun) -> tuple[TracedSteps, str]:

@@ -132,8 +132,10 @@ class Work:
             return ()
         try:
             from memplan.backends.alive import largest
+            from memplan.backends.subject import found_subject
 
-            return largest(self.measuring.subject, self.backend.device)
+            subject = self.measuring.subject
+            return largest(subject if subject.models else found_subject(), self.backend.device)
         except Exception:  # a failure is told with what is known
             traceback.print_exc()
             return ()

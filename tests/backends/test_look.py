@@ -68,6 +68,19 @@ def test_f25_the_math_path_is_known_by_its_softmax() -> None:
     assert math.hardware_flops == math.model_flops
 
 
+def test_the_optimizers_products_are_the_hardwares() -> None:
+    """Muon's are more than the model's own."""
+
+    def seen(optimizer: str) -> Look:
+        built = build_step(run_of(seq=16, batch=2, optimizer=optimizer), torch.device("cpu"))
+        built()
+        return look_at(built)
+
+    plain, muon = seen("adamw"), seen("muon")
+    assert muon.model_flops == plain.model_flops
+    assert muon.hardware_flops > 2 * plain.hardware_flops
+
+
 def test_a_kernel_without_a_formula_leaves_the_flops_open() -> None:
     seen = Look()
     seen._attend("_flash_attn_forward", (torch.empty(1, 8, 2, 16),) * 3)

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -345,15 +344,3 @@ def test_what_goes_wrong_while_looking_is_no_failure_of_the_rung() -> None:
     build = lambda: Subject(take=take, models={"": small.model}, optimizers=[small.optimizer])  # noqa: E731
     assert measure(CpuBackend(), build, Plan(warmup=1, steps=1), heard) == ("ok", None)
     assert "looking failed with OutOfMemoryError" in heard.row()["warnings"][0]
-
-
-def test_a_bare_loop_is_timed_as_it_is_outside() -> None:
-    """A sleep is a sleep: what the measuring adds to the clock is below a millisecond a step."""
-
-    class Sleeping(Small):
-        def __call__(self, mark: Callable[[str], None]) -> torch.Tensor:
-            time.sleep(0.02)
-            return super().__call__(mark)
-
-    times = on_cpu(lambda: Sleeping().subject(), steps=5).row()["step_ns"]
-    assert min(times) < 25 * 10**6
