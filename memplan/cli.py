@@ -84,7 +84,7 @@ def trace(
     gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, to trace under the host's rules.")] = None,
     gate: Gate = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Picture of the step, .png or .svg.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="The step as .png, .svg, or .json.")] = None,
     entry: Annotated[str | None, typer.Option("--entry", help="A step of yours: pkg.mod:make_step.")] = None,
     output: Output = "table",
     **step: Any,

@@ -5,6 +5,7 @@ Figures are objects of their own on the Agg canvas; nothing global is touched, n
 
 import html
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Iterable, Sequence
@@ -178,8 +179,9 @@ def legend(figure: Any, handles: Sequence[Any]) -> None:
 
 def _legend_inches(words: Sequence[int], columns: int) -> float:
     """Width of a legend whose entries have labels of so many letters: its columns are filled one after the other."""
-    lines = -(-len(words) // columns)
-    longest = [max(words[start : start + lines]) for start in range(0, len(words), lines)]
+    least, more = divmod(len(words), columns)
+    ends = list(itertools.accumulate(least + (place < more) for place in range(columns)))
+    longest = [max(words[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     return sum(0.62 + 0.08 * letters for letters in longest)
 
 

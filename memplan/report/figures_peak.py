@@ -34,6 +34,8 @@ PEAK_CAPTION = (
     "What each rung needs at its largest moment, by category where that was told; what is free up to the gate."
 )
 PHASES_CAPTION = "How high each phase of a step reaches; at the right the highest one."
+SEEN_FRAC = 0.002
+"""Share of a peak below which a category cannot be seen, and is not in the legend."""
 PHASE_LOOKS = {
     "init": ("s", FAINT),
     "forward": ("o", SKY),
@@ -178,9 +180,9 @@ def _peak_handles(rungs: Sequence[Repeats]) -> list[Any]:
 
     rows = [rung.row for rung in rungs if rung.peak_bytes is not None]
     source = " or ".join(sorted({row.source for row in rows})) or "measured"
-    categories = [
-        name for name in CATEGORY_LOOKS if any(row.breakdown.get(name) for row in rows if sum(row.breakdown.values()))
-    ]
+    categories = {
+        name for row in rows for name, size in row.breakdown.items() if size > SEEN_FRAC * sum(row.breakdown.values())
+    }
     handles: list[Any] = [
         Patch(facecolor=color, hatch=hatch, edgecolor=PAPER, linewidth=0, label=name)
         for name, (color, hatch) in CATEGORY_LOOKS.items()

@@ -30,7 +30,7 @@ from memplan.units import format_bytes
 CAPTION = "Left is less memory, up is more speed. No rung on the front is beaten in both."
 MOST_NAMED = 24
 """Points above which only those of the front are named."""
-_PLACES = ((8, 0), (-8, 0), (0, 11), (0, -11), (8, 11), (8, -11), (-8, 11), (-8, -11), (0, 24), (0, -24))
+_PLACES = ((12, 0), (-12, 0), (0, 12), (0, -12), (9, 11), (9, -11), (-9, 11), (-9, -11), (0, 24), (0, -24))
 """Where a point's name may stand, in points from it; the first free place is taken."""
 
 Point = tuple[float, float]

@@ -55,11 +55,11 @@ def verdict_of(rungs: Sequence[Repeats], recommended: Recommended | None = None)
         gates = sorted({f"{format_bytes(rung.row.gate_bytes or 0)} on {rung.row.gate_on} bytes" for rung in gated})
         holds = f"{len(passed)} of {_rungs(total)} {_hold(len(passed))} the gate of {' and '.join(gates)}"
         open_ones = total - len(passed) - len(failed)
-        sentences.append(
-            f"{holds}; {len(failed)} {'does' if len(failed) == 1 else 'do'} not"
-            + (f", {open_ones} came to no verdict" if open_ones else "")
-            + f" ({_sources(rungs)})."
-        )
+        if failed:
+            holds += f"; {len(failed)} {'does' if len(failed) == 1 else 'do'} not"
+        if open_ones:
+            holds += f"; {open_ones} came to no verdict"
+        sentences.append(f"{holds} ({_sources(rungs)}).")
     else:
         ended = [rung for rung in rungs if rung.row.kind == "ok"]
         tone = "good" if len(ended) == total else "open" if ended else "bad"

@@ -189,3 +189,14 @@ def test_pyplot_is_never_loaded(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_legend_of_every_entry_stays_on_the_sheet() -> None:
+    every = dict.fromkeys(CATEGORY_LOOKS, GIB)
+    rows = [rich("B4c1@none", 9, 1.0, breakdown=every, peak_allocated_bytes=9 * GIB), failed()]
+    rows.append(rich("B8c1@none", 80, 1.0, breakdown={}, gate_on="reserved"))
+    figure = peak_picture(repeats_of(rows)).figure
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent(figure.canvas.get_renderer())
+    assert len(words_of(figure)) >= 13
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width

@@ -97,7 +97,7 @@ def test_the_page_is_whole(folder: Path) -> None:
 def test_the_page_says_everything_from_the_verdict_to_the_command(folder: Path) -> None:
     words = page_of(folder).words
     for said in (
-        "4 of 7 rungs hold the gate of 71.00 GiB on allocated bytes; 2 do not, 1 came to no verdict (measured).",
+        "4 of 7 rungs hold the gate of 71.00 GiB on allocated bytes; 2 do not; 1 came to no verdict (measured).",
         "Use B8c4@none",
         "B16c8@none was skipped: dominated_by B16c4@none",
         "asked for in vain: 2.00 GiB",
