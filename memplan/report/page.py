@@ -64,6 +64,8 @@ def write_page(
         },
         indent=2,
     )  # fmt: skip
+    if story is not None:
+        texts[TIMELINE_FILE] = json.dumps(story.to_dict())
     for name, text in texts.items():
         (folder / name).write_text(text + "\n", encoding="utf-8")
     for picture in drawn:
