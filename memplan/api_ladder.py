@@ -96,7 +96,7 @@ def climb(
     site = site_of(folder, found[0], run)
     climbed = runner.climb(
         question,
-        searching(question, found, formulas, site) if search else every_rung(attempts),
+        searching(question, found, formulas, site, tell) if search else every_rung(attempts),
         site,
         total=MOST_RUNGS * len(found) if search else len(attempts),
         resume=resume,
@@ -121,17 +121,24 @@ def check_retry(retry: Sequence[str], *, resume: bool) -> None:
         raise MemplanError("--retry says which kept rows to climb again, and nothing is kept.", "Type --resume too.")
 
 
-def searching(question: Ladder, found: Sequence[Point], formulas: Formulas, site: Site) -> Plan:
+def searching(
+    question: Ladder, found: Sequence[Point], formulas: Formulas, site: Site, tell: Callable[[Iterable[str]], None]
+) -> Plan:
     """A search for the largest batch of each point, one after another."""
     gate_bytes = question.gate_bytes
     assert gate_bytes is not None
+
+    def traced(point: Point) -> int | None:
+        tell([f"tracing {point.rung} to choose the first rung"])
+        return traced_bytes(question, point.run, site)
+
     for point in found:
         yield from largest_batch(
             gate_bytes,
             first=point,
             predicted=formulas.largest(point, gate_bytes),
             estimated=lambda one: formulas(one.run),
-            traced=lambda one: traced_bytes(question, one.run, site),
+            traced=traced,
             at=lambda batch, first=point: with_batch(question, first, batch),  # type: ignore[misc]
         )
 
