@@ -31,7 +31,7 @@ def test_a_rung_tells_windows_times_training_and_attention() -> None:
 
     outcome = outcome_of()
     assert outcome.status == "ok", outcome.error
-    row = fold(outcome)
+    row = fold(outcome.events)
     windows = row["windows"]
     assert {"init", "first_step", "measured"} <= set(windows)
     peak = windows["measured"]
@@ -44,7 +44,7 @@ def test_a_rung_tells_windows_times_training_and_attention() -> None:
     assert row["loss"][-1] < row["loss"][0]
     assert row["grad_norm"] > 0
     assert sum(row["attention"].values()) > 0
-    assert row["hardware_flops"] == row["model_flops"] > 0
+    assert row["hardware_flops"] >= row["model_flops"] > 0
 
 
 def test_a_rung_over_its_cap_is_out_of_memory_with_numbers() -> None:
