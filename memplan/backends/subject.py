@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from memplan.errors import MemplanError
@@ -26,6 +27,8 @@ class Subject:
 
     take: Take
     """Takes one whole optimizer step, says its phases, and returns the loss, a number or a tensor, or None."""
+    bare: Take | None = None
+    """The same for steps that are timed, where saying the phases costs something; None: nothing."""
     models: dict[str, nn.Module] = field(default_factory=dict)
     """Modules that train, by what stands before the names of their parameters."""
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
@@ -86,6 +89,7 @@ class Subject:
         """Gradients that are there now, by their parameter's name."""
         named = self.named_parameters()
         names = {id(param): name for name, param in named.items()}
+        names |= {id(copy): names.get(id(param), "") for param, copy in self.copies}
         for param in [*named.values(), *(copy for _, copy in self.copies)]:
             if param.is_leaf and param.grad is not None:
                 yield names.get(id(param), ""), param.grad
@@ -136,16 +140,46 @@ def subject_of_entry(run: EntryRun, seed: int) -> Subject:
         )
     gc.collect()
     models, optimizers = found_objects()
-    return Subject(take=with_marks(step), models=named_models(models), optimizers=optimizers, patient=True)
+    hears = hears_marks(step)
+    return Subject(
+        take=(lambda mark: step(mark=mark)) if hears else (lambda mark: guessed(step, mark)),
+        bare=None if hears else (lambda mark: step()),
+        models=named_models(models),
+        optimizers=optimizers,
+        patient=True,
+    )
 
 
-def with_marks(step: Callable[..., Any]) -> Take:
-    """`step` as something that takes a mark, which it hears of where it has a parameter called `mark`."""
+def hears_marks(step: Callable[..., Any]) -> bool:
+    """Whether `step` has a parameter called `mark`."""
     try:
-        hears = "mark" in inspect.signature(step).parameters
+        return "mark" in inspect.signature(step).parameters
     except (TypeError, ValueError):
-        hears = False
-    return (lambda mark: step(mark=mark)) if hears else (lambda mark: step())
+        return False
+
+
+def guessed(step: Callable[[], Any], mark: Mark) -> Any:
+    """What `step` returns; its phases are marked where it calls backward and where an optimizer steps. Between them
+    there is none."""
+    plain = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        mark("backward")
+        plain(*args, **kwargs)
+        mark("")
+
+    hooks = (
+        register_optimizer_step_pre_hook(lambda *of: mark("optimizer")),
+        register_optimizer_step_post_hook(lambda *of: mark("")),
+    )
+    torch.autograd.backward = backward
+    try:
+        mark("forward")
+        return step()
+    finally:
+        torch.autograd.backward = plain
+        for hook in hooks:
+            hook.remove()
 
 
 def found_objects() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:

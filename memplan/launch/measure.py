@@ -163,7 +163,8 @@ class Measuring:
 
     def clocked(self) -> int:
         """Takes one step, and returns its time; its loss is read and written down when the clock has stopped."""
-        loss, elapsed_ns = self.backend.clock(lambda: self.subject.take(self.remember))
+        take = self.subject.bare or self.subject.take
+        loss, elapsed_ns = self.backend.clock(lambda: take(self.remember))
         self.hear(loss)
         return elapsed_ns
 
@@ -242,7 +243,7 @@ class Measuring:
         seen = Look()
         try:
             with seen:
-                self.subject.take(lambda phase: None)
+                (self.subject.bare or self.subject.take)(lambda phase: None)
         except Exception as error:
             self.events.warn(f"FLOPs and attention kernels are not known: looking failed with {type(error).__name__}")
             return
