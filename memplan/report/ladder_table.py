@@ -17,9 +17,11 @@ def ladder_table(rows: Sequence[RungResult], footer: Sequence[str] = (), *, erro
     shown = [rung.row for rung in rungs]
     gates = sorted({(row.gate_bytes, row.gate_on) for row in rows if row.gate_bytes is not None})
     lines = [f"gate {format_bytes(size)} on {what} bytes, first step included" for size, what in gates]
-    lines += [f"{label(row, rows)}: {row.status}: {row.error}" for row in rows if row.error and errors]
-    lines += [f"{label(row, rows)}: {row.environment['note']}" for row in rows if row.environment.get("note")]
-    lines += list(dict.fromkeys(f"{label(row, rows)}: {warning}" for row in rows for warning in row.warnings))
+    tried = [row for rung in rungs for row in rung.rows]
+    said = [f"{label(row, rows)}: {row.status}: {row.error}" for row in tried if row.error and errors]
+    said += [f"{label(row, rows)}: {row.environment['note']}" for row in tried if row.environment.get("note")]
+    said += [f"{label(row, rows)}: {warning}" for row in tried for warning in row.warnings]
+    lines += dict.fromkeys(said)
     lines += findings(shown)
     values = tuple(values_of(Line(rung=rung, lever=pulled(rung.row, shown))) for rung in rungs)
     return Table(columns=COLUMNS, rows=values, footer=(*lines, *footer))

@@ -84,11 +84,13 @@ class Repeats:
 
 
 def repeats_of(rows: Sequence[RungResult]) -> tuple[Repeats, ...]:
-    """`rows` rung by rung, in the order of each rung's first row."""
+    """`rows` rung by rung, in the order of each rung's first row. Repeats that were skipped for what an earlier one had
+    shown are left out."""
     found: dict[tuple[str, ...], list[RungResult]] = {}
     for row in rows:
         found.setdefault((row.run_id, row.model, row.rung, row.source), []).append(row)
-    return tuple(Repeats(rows=tuple(sorted(same, key=lambda row: row.repeat))) for same in found.values())
+    tried = ([row for row in same if row.kind != "skipped"] or same for same in found.values())
+    return tuple(Repeats(rows=tuple(sorted(same, key=lambda row: row.repeat))) for same in tried)
 
 
 def worst_first(rungs: Sequence[Repeats]) -> list[Repeats]:
