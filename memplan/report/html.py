@@ -49,7 +49,8 @@ def html_page(
     )
     table = ladder_table(rows, footer=provenance(rows), errors=False).folded()
     keys = {column.key for column in table.columns}
-    memory, speed = table.only(keys - set(SPEED)), table.only(keys & {*NAMES, *SPEED})
+    timed = "step_ns" in keys
+    memory, speed = table.only(keys - set(SPEED) if timed else keys), table.only(keys & {*NAMES, *SPEED})
     models = ", ".join(dict.fromkeys(row.model for row in rows)) or "no rows"
     failures, more = _failures(rungs)
     return engine.get_template("report.html.j2").render(
@@ -58,7 +59,7 @@ def html_page(
         verdict=verdict.sentences,
         tone=verdict.tone,
         memory=Markup(render(memory, "html")),
-        speed=Markup(render(speed, "html")) if keys & set(SPEED) else "",
+        speed=Markup(render(speed, "html")) if timed else "",
         lines=[visible(line, LINE_CHARS) for line in table.footer],
         pictures=[{"title": one.title, "caption": one.caption, "svg": Markup(svg)} for one, svg in pictures],
         failures=failures,

@@ -122,13 +122,26 @@ def timeline_picture(story: StepStory) -> Picture:
         stacks = axes.stackplot(range(num_points), series, colors=[CATEGORY_LOOKS[name][0] for name in names])
         for name, stack in zip(names, stacks, strict=True):
             stack.set(hatch=CATEGORY_LOOKS[name][1], edgecolor=PAPER, linewidth=0)
+        totals = [sum(sizes) for sizes in zip(*series, strict=True)]
+        highest = max(range(num_points), key=totals.__getitem__)
+        axes.scatter(highest, totals[highest], marker="v", s=42, color=INK, zorder=4)
+        side, place = ("left", 8) if highest < num_points / 2 else ("right", -8)
+        axes.annotate(
+            f"peak {format_bytes(peak)}",
+            (highest, totals[highest]),
+            (place, 2),
+            ha=side,
+            color=INK,
+            textcoords="offset points",
+            fontsize=8,
+        )
     top = scale(max(peak, gate_bytes or 0)) * 1.12 or 1.0
     if gate_bytes is not None:
         axes.axhline(scale(gate_bytes), color=RED, linestyle="--", linewidth=1.4)
         text = for_plot(f"{story.gate_name}: {format_bytes(gate_bytes)}")
         axes.annotate(text, (0, scale(gate_bytes)), (4, 3), textcoords="offset points", color=INK, fontsize=8)
     for start, _ in timeline.phases:
-        axes.axvline(start, color=FAINT, linewidth=0.6, linestyle=":")
+        axes.axvline(start, color=FAINT, linewidth=0.6, linestyle=":", zorder=0.5)
     for start, phase in labelled(timeline.phases, num_points):
         axes.annotate(for_plot(phase), (start, top), (3, -9), textcoords="offset points", color=FAINT, fontsize=7.5)
     axes.set_xlim(0, max(1, num_points - 1))
