@@ -35,6 +35,7 @@ ALLOWED = {
     "cli_reports": BASE | {"record", "api_reports", "analysis", "report", "cli_io"},
     "cli_options": BASE,
     "__main__": {"cli"},
+    "pytest_plugin": BASE | {"spec", "trace", "backends", "analysis"},
 }
 """Part of the package to the parts that it may import."""
 TORCH_FREE = (
@@ -67,6 +68,7 @@ TORCH_FREE = (
     "memplan.report.compare_table",
     "memplan.report.history_page",
     "memplan.cli",
+    "memplan.pytest_plugin.fixture",
 )
 
 
