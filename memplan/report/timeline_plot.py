@@ -29,6 +29,8 @@ from memplan.units import format_bytes
 TIMELINE_FILE = "timeline.json"
 """A step's timeline in a folder of results: the ladder's rows carry none, and a page is made without tracing."""
 CAPTION = "What is alive from the first allocation of a step to its last free, as the trace tells it."
+MOST_POINTS = 500
+"""Points of a picture, which is about as many as can be told apart in print."""
 LABEL_WIDTH_FRAC = 0.075
 """Share of the axis that a phase's name takes."""
 
@@ -112,7 +114,7 @@ def timeline_picture(story: StepStory) -> Picture:
     """Allocated bytes over the moments of a step, stacked by category."""
     from matplotlib.patches import Patch
 
-    timeline, peak, gate_bytes = story.timeline, story.peak_allocated_bytes, story.gate_bytes
+    timeline, peak, gate_bytes = thinned(story.timeline), story.peak_allocated_bytes, story.gate_bytes
     scale = scale_of([peak, gate_bytes])
     figure, axes = sheet(height=5.2)
     names = [name for name in CATEGORY_LOOKS if any(timeline.bytes_by_category.get(name, ()))]
@@ -161,6 +163,25 @@ def timeline_picture(story: StepStory) -> Picture:
     )  # fmt: skip
     alt = f"Allocated bytes over one step, stacked by {', '.join(names)}. {said}."
     return Picture(name="timeline", title="One step, moment by moment", caption=CAPTION, figure=figure, alt=alt)
+
+
+def thinned(timeline: Timeline, most: int = MOST_POINTS) -> Timeline:
+    """`timeline` in at most `most` points: of each stretch its highest moment stays."""
+    sizes = list(timeline.bytes_by_category.values())
+    totals = [sum(moment) for moment in zip(*sizes, strict=True)]
+    width = -(-len(totals) // most)
+    if width <= 1:
+        return timeline
+    kept = [
+        max(range(start, min(start + width, len(totals))), key=totals.__getitem__)
+        for start in range(0, len(totals), width)
+    ]
+    return Timeline(
+        bytes_by_category={
+            name: tuple(values[index] for index in kept) for name, values in timeline.bytes_by_category.items()
+        },
+        phases=tuple((start // width, name) for start, name in timeline.phases),
+    )
 
 
 def labelled(phases: Sequence[tuple[int, str]], num_points: int) -> list[tuple[int, str]]:

@@ -11,13 +11,14 @@ from samples import row_of
 
 from memplan.analysis.recommend import recommend
 from memplan.record import RungResult
+from memplan.record.trace import Timeline
 from memplan.report.figures import CATEGORY_LOOKS, MOST_DRAWN, drawn, inline_svg, name_of, save, svg_text
 from memplan.report.figures_agreement import agreement_picture
 from memplan.report.figures_peak import peak_picture, phases_picture
 from memplan.report.figures_speed import front, name_points, speed_picture
 from memplan.report.plots import pictures
 from memplan.report.repeats import repeats_of
-from memplan.report.timeline_plot import labelled
+from memplan.report.timeline_plot import labelled, thinned
 from memplan.units import GIB
 
 FAILED = row_of(rung="B8c1@none", run_id="b", status="oom", peak_allocated_bytes=None, step_ns=(), estimated_bytes=None)
@@ -149,6 +150,18 @@ def test_a_long_phase_is_named_before_a_short_one() -> None:
     phases = [(0, "forward"), (400, "loss"), (405, "backward"), (970, "optimizer")]
     assert labelled(phases, 1000) == [(0, "forward"), (405, "backward")]
     assert labelled([], 0) == []
+
+
+def test_a_long_story_is_thinned_and_keeps_its_peak() -> None:
+    story = Timeline(
+        bytes_by_category={"params": (1,) * 1000, "logits": (*([0] * 777), 9, *([0] * 222))},
+        phases=((0, "forward"), (770, "loss")),
+    )
+    short = thinned(story, 100)
+    assert len(short.bytes_by_category["params"]) == 100
+    assert short.bytes_by_category["logits"][77] == 9
+    assert short.phases == ((0, "forward"), (77, "loss"))
+    assert thinned(short, 100) is short
 
 
 def test_a_name_that_is_a_formula_is_drawn_letter_by_letter() -> None:
