@@ -5,11 +5,10 @@ from datetime import date
 from pathlib import Path
 
 from memplan.errors import MemplanError
+from memplan.record.store import ROWS_FILE
 
-ROWS_FILE = "ladder.jsonl"
-"""The rows; everything else in the folder is made from it."""
-RESULT_FILES = (ROWS_FILE, "table.md", "table.csv", "peak.png", "throughput.png")
-"""What a climb writes."""
+RESULT_FILES = (ROWS_FILE, "table.md", "table.csv", "summary.json", "report.html")
+"""What a climb writes beside pictures."""
 
 
 def open_folder(out: Path | None, name: str, *, resume: bool, reports: Path, today: date | None = None) -> Path:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from memplan.errors import MemplanError
 from memplan.ladder.attempt import Say, Site, common, measure
-from memplan.ladder.folder import ROWS_FILE
 from memplan.ladder.gate import judge
 from memplan.ladder.guard import Guard
 from memplan.ladder.plan import Attempt, Plan, dominating
@@ -17,6 +16,7 @@ from memplan.ladder.points import Point
 from memplan.ladder.spill import spill_warning
 from memplan.record import FINAL, Note, RungResult, append_row, read_rows
 from memplan.record.fingerprint import MEMORY_KEYS
+from memplan.record.store import ROWS_FILE
 from memplan.spec import EntryRun, Ladder
 from memplan.units import format_bytes
 

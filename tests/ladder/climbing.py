@@ -1,5 +1,6 @@
 """A climb with a stand-in for the process."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from memplan.ladder.points import points
 from memplan.ladder.runner import Climb, climb
 from memplan.launch.process import Outcome
 from memplan.record import Note
-from memplan.spec import Ladder
+from memplan.spec import EntryRun, Ladder, RunSpec
 from memplan.spec.device import CPU, DeviceSpec
 from memplan.units import MIB
 
@@ -74,3 +75,18 @@ def go(
     attempts = ordered(points(ladder, device), lambda point: point.run.step_dict()["batch"] * 10 * MIB, ladder.repeat)
     site = Site(folder=folder, environment=here, run=processes, available_bytes=lambda: available)
     return climb(ladder, every_rung(attempts), site, total=len(attempts), resume=resume, say=say, **options or {})
+
+
+def in_this_process(job: dict[str, Any], *, log: Path, **how: Any) -> Outcome:
+    """What a worker would say of a simulated rung, without its start."""
+    from memplan.launch.events import Events
+    from memplan.launch.imagine import imagine
+
+    path = log.with_suffix(".events")
+    with path.open("w+", encoding="utf-8") as file:
+        run = EntryRun.from_dict(job["entry"]) if "entry" in job else RunSpec.from_dict(job["run"])
+        end = imagine(run, Events(file))
+        file.seek(0)
+        events = tuple(json.loads(line) for line in file)
+    path.unlink()
+    return Outcome(status=end["status"], error=end["error"], events=events, failure=end.get("failure"))

@@ -1,38 +1,23 @@
 """`--search` on a card that is not there: the largest batch that passes, exactly, in three rungs a mode at most."""
 
 import itertools
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from climbing import in_this_process
 
 from memplan.analysis import brackets
 from memplan.api_ladder import climb
 from memplan.errors import MemplanError
 from memplan.ladder.plan import MOST_RUNGS
-from memplan.launch.process import Outcome
 from memplan.record import RungResult
-from memplan.spec import Ladder, RunSpec
+from memplan.spec import Ladder
 from memplan.units import MIB
 
 NUM_SHAPES = 20
 NUM_BY_DEFAULT = 1
-
-
-def in_this_process(job: dict[str, Any], *, log: Path, **how: Any) -> Outcome:
-    """What a worker would say of a simulated rung, without its start."""
-    from memplan.launch.events import Events
-    from memplan.launch.imagine import imagine
-
-    path = log.with_suffix(".events")
-    with path.open("w+", encoding="utf-8") as file:
-        end = imagine(RunSpec.from_dict(job["run"]), Events(file))
-        file.seek(0)
-        events = tuple(json.loads(line) for line in file)
-    path.unlink()
-    return Outcome(status=end["status"], error=end["error"], events=events, failure=end.get("failure"))
 
 
 def search(folder: Path, **data: Any) -> tuple[RungResult, ...]:
