@@ -1,230 +1,48 @@
-"""The command line: parse, call the api, hand the answer to the report. No arithmetic and no formatting here."""
+"""The command line: finds the verb, runs it, and ends with its exit code."""
 
+import gc
+import importlib
 import sys
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import NoReturn
 
 import typer
 
-from memplan import api, cli_ladder, cli_reports
-from memplan.cli_io import DEFAULT_MODEL, Gate, Output, say, show, show_json, typed
-from memplan.cli_options import RUNG, STEP, options
-from memplan.errors import MemplanError, NothingMeasuredError
-from memplan.record import Fit
-from memplan.spec import Ladder
-from memplan.units import parse_bytes, parse_percent
+from memplan.cli_io import say
+from memplan.errors import MemplanError
 
-app = typer.Typer(
-    name="memplan",
-    help="What fits on the card: estimate, trace and measure the memory of a training step.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-)
-cli_ladder.add_verbs(app)
-cli_reports.add_verbs(app)
+VERBS = {
+    "memplan.cli_ladder": ("ladder",),
+    "memplan.cli_ask": ("estimate", "trace", "explain", "models", "doctor", "verify", "calibrate"),
+    "memplan.cli_reports": ("report", "compare", "history", "baseline"),
+}
+"""Modules with the verbs that they add, as the help lists them."""
 
 
-@app.command()
-@options(RUNG, STEP)
-def estimate(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, to estimate for the host.")] = None,
-    gate: Gate = None,
-    method: Annotated[str, typer.Option("--method", help="formulas, or trace.")] = "formulas",
-    sweep: Annotated[
-        list[str] | None, typer.Option("--sweep", help="Many at once: batch=1:64 or ckpt=none,full; several cross.")
-    ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Print the formula of each line of the peak.")] = False,
-    output: Output = "table",
-    **step: Any,
-) -> None:
-    """Say by formulas what a step needs: static memory, what a sample adds, the peak of each phase, what fits."""
-    if method not in ("formulas", "trace"):
-        raise MemplanError(f"Unknown method {method!r}.", "Type --method formulas or --method trace.")
-    if method == "formulas" and ":" in (step["model"] or "") and not sweep and not explain:
-        say(["No formula knows a model of your own: its states are counted and its activations traced."])
-        method = "trace"
-    if method == "trace":
-        trace(**step, gpu=gpu, device=device, gate=gate, plot=None, entry=None, output=output)
-        return
-    from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table
-    from memplan.report.render import check_form, render
-
-    check_form(output)
-    rung, given = _rung_and_given(step, gate=gate)
-    question, on = _one_rung(rung, given, name="estimate"), api.estimated_device(device, gpu)
-    if sweep:
-        from memplan.report.sweep_table import sweep_table
-
-        rows, run = api.sweep(question, on, sweep)
-        say(assumptions(run, given.keys() | typed(gpu=gpu).keys()))
-        limit_bytes = api.limit_of(question, on)
-        show(render(sweep_table(rows, limit_bytes=limit_bytes, title=f"{run.model.name} on {on.name}"), output))
-        return
-    answer, fit = api.estimate(question, on)
-    say(assumptions(answer.run, given.keys() | typed(gpu=gpu).keys()))
-    if explain:
-        from memplan.report.formula_table import formula_table
-
-        show(render(formula_table(answer, *api.explain_estimate(question, on)), output))
-    elif output == "table":
-        show(estimate_page(answer, fit))
-    elif output in ("json", "jsonl"):
-        show_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)
-    else:
-        show(render(phase_table(answer), output))
-    _end_at_gate(fit)
-
-
-@app.command()
-@options(RUNG, STEP)
-def trace(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, to trace under the host's rules.")] = None,
-    gate: Gate = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="The step as .png, .svg, or .json.")] = None,
-    entry: Annotated[str | None, typer.Option("--entry", help="A step of yours: pkg.mod:make_step.")] = None,
-    output: Output = "table",
-    **step: Any,
-) -> None:
-    """Run the real step on fake tensors under a card's rules: the peak, where it is, and who is alive there."""
-    from memplan.report.estimate_page import assumptions
-    from memplan.report.render import check_form, render
-    from memplan.report.timeline_plot import timeline_plot
-    from memplan.report.trace_page import run_heading, trace_json, trace_page, trace_phase_table
-
-    check_form(output)
-    rung, given = _rung_and_given(step, gate=gate)
-    on = api.estimated_device(device, gpu)
-    if entry is not None:
-        if given.keys() - {"gate"} or rung is not None:
-            raise MemplanError("--entry brings its own model and step.", "Leave the options about them out.")
-        steps, fit = api.trace_entry(entry, on, None if gate is None else parse_bytes(gate))
-        title, heading, answer = entry, f"{entry}\ntraced for {on.name}", trace_json(steps, fit)
-    else:
-        traced, fit, per_sample_bytes = api.trace(_one_rung(rung, given, name="trace"), on)
-        say(assumptions(traced.run, given.keys() | typed(gpu=gpu).keys()))
-        steps, heading = traced.steps, run_heading(traced, per_sample_bytes)
-        answer = trace_json(traced, fit) | {"per_sample_bytes": per_sample_bytes}
-        title = traced.run.title
-    if plot is not None:
-        name = "gate" if fit.gate_bytes is not None else on.name
-        timeline_plot(steps, plot, title=title, gate_bytes=fit.limit_bytes, gate_name=name)
-    if output == "table":
-        show(trace_page(steps, fit, heading=heading))
-    elif output in ("json", "jsonl"):
-        show_json([answer], lines=output == "jsonl", single=True)
-    else:
-        show(render(trace_phase_table(steps), output))
-    _end_at_gate(fit)
-
-
-@app.command()
-@options(RUNG, STEP)
-def explain(
-    what: Annotated[str, typer.Argument(help="checkpoint.", metavar="WHAT")],
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, for the host's own ops.")] = None,
-    output: Output = "table",
-    **step: Any,
-) -> None:
-    """Say what checkpointing does with each op of a block: kept, run again or every second call, bytes and FLOPs."""
-    from memplan.report.estimate_page import assumptions
-    from memplan.report.explain_table import explain_table
-    from memplan.report.render import check_form, render, wants_rich
-
-    check_form(output)
-    if what != "checkpoint":
-        raise MemplanError(f"There is nothing to explain called {what!r}.", "Type memplan explain checkpoint.")
-    rung, given = _rung_and_given(step)
-    question = _one_rung(rung, {"ckpt": "selective"} | given, name="explain")
-    answer = api.explain(question, api.estimated_device(device, gpu))
-    say(assumptions(answer.run, given.keys() | typed(gpu=gpu).keys()))
-    if output in ("json", "jsonl"):
-        show_json([answer.to_dict()], lines=output == "jsonl", single=True)
-    else:
-        show(render(explain_table(answer), output, rich=wants_rich()))
-
-
-@app.command()
-def models(output: Output = "table") -> None:
-    """List the built-in models: exact parameter counts, usual set-up, where the facts come from."""
-    from memplan.report.lists import models_table
-    from memplan.report.render import render, wants_rich
-
-    show(render(models_table(api.models()), output, rich=wants_rich()))
-
-
-@app.command()
-def doctor(output: Output = "table") -> None:
-    """Look at this machine: torch, GPU, driver, allocator settings; say what is missing and what to type."""
-    from memplan.report.lists import doctor_table
-    from memplan.report.render import render, wants_rich
-
-    show(render(doctor_table(api.doctor()), output, rich=wants_rich()))
-
-
-@app.command()
-@options(STEP)
-def verify(
-    rungs: Annotated[
-        str, typer.Argument(help="Variants to hold against the plain step.", metavar="RUNGS")
-    ] = "B4c1@full,B4c1@every:2,B4c1@first:2,B4c1@selective,B4c1@submodule,B4c1@offload,B4c2@none,B4c4@full",
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda.")] = None,
-    output: Output = "table",
-    **step: Any,
-) -> None:
-    """Prove that a variant leaves loss, gradients, buffers and caches alone, and recomputes just what it had made."""
-    from memplan.report.parity_table import parity_table
-    from memplan.report.render import check_form, render, wants_rich
-
-    check_form(output)
-    given = typed(**step, device=device)
-    assumed = {"model": "tiny", "device": "cpu", "loss": "full,chunked-ckpt:2"}
-    question = Ladder.from_dict(assumed | given | {"rungs": rungs}, name="verify", origin="options")
-    reports = list(api.verify(question))
-    show(render(parity_table(reports), output, rich=wants_rich()))
-    raise typer.Exit(0 if all(report.same for report in reports) else 1)
-
-
-@app.command()
-def calibrate(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of ladders, or their jsonl files.", metavar="DIR...")
-    ] = None,
-    published: Annotated[
-        bool, typer.Option("--published", help="Hold traces against printed figures, of ladders/published or of DIR.")
-    ] = False,
-    within: Annotated[str, typer.Option("--within", help="Largest error that is agreement.")] = "2%",
-    output: Output = "table",
-) -> None:
-    """Hold estimates against measurements, or traces against published figures, the worst row first."""
-    from memplan.report.ladder_table import agreement_table, provenance
-    from memplan.report.render import check_form, render, wants_rich
-
-    check_form(output)
-    within_frac = parse_percent(within)
-    if published:
-        from memplan.report.published_table import published_table
-
-        pairs = api.published(folders or (), say=lambda name: say([f"tracing {name}"]))
-        show(render(published_table(pairs), output, rich=wants_rich()))
-        raise typer.Exit(0 if all(pair.holds(within_frac) for pair in pairs) else 1)
-    if not folders:
-        raise MemplanError("calibrate needs a folder of results.", "Type memplan calibrate reports/NAME.")
-    rows, found = api.calibrate(folders)
-    if not found.pairs:
-        raise NothingMeasuredError("None of these rows has both an estimate and a measurement.")
-    show(render(agreement_table(found, footer=provenance(rows)), output, rich=wants_rich()))
-    raise typer.Exit(found.exit_code(within_frac))
+def application(only: str | None = None) -> typer.Typer:
+    """The command line of every verb, or of one alone: the others cost time to build, and `estimate` is to answer at
+    once."""
+    app = typer.Typer(
+        name="memplan",
+        help="What fits on the card: estimate, trace and measure the memory of a training step.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        callback=lambda: None,  # or else a single verb would be no verb
+    )
+    for module, verbs in VERBS.items():
+        if only is None or only in verbs:
+            importlib.import_module(module).add_verbs(app, only)
+    return app
 
 
 def main() -> NoReturn:
     """The console entry: runs a verb and ends with its exit code."""
+    verb = next((word for word in sys.argv[1:2] if any(word in verbs for verbs in VERBS.values())), None)
+    if verb == "estimate":
+        gc.disable()  # it ends sooner than a collection would pay
     try:
-        app()
+        application(verb)()
     except MemplanError as error:
         say([f"memplan: {error}"])
         sys.exit(error.exit_code)
@@ -233,27 +51,6 @@ def main() -> NoReturn:
         say([f"memplan: {where}{error.strerror or error}."])
         sys.exit(MemplanError.exit_code)
     sys.exit(0)
-
-
-def _end_at_gate(fit: Fit) -> None:
-    """Ends with 1 when a gate was asked for and does not hold."""
-    if fit.gate_bytes is not None and not fit.fits:
-        raise typer.Exit(1)
-
-
-def _rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, dict[str, Any]]:
-    """The rung that `--rung` or `--batch` and `--chunks` name, or None, and the other options that were typed."""
-    rung, batch, chunks = (step.pop(name) for name in RUNG)
-    if rung is not None and (batch is not None or chunks is not None):
-        raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
-    if batch is not None or chunks is not None:
-        rung = f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
-    return rung, typed(**step, **others)
-
-
-def _one_rung(rung: str | None, given: dict[str, Any], *, name: str) -> Ladder:
-    """The ladder of one rung, B1c1 when none was named."""
-    return Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung or "B1c1"}, name=name, origin="options")
 
 
 if __name__ == "__main__":

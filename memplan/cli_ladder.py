@@ -12,7 +12,7 @@ from memplan.errors import MemplanError
 from memplan.spec import Ladder
 
 
-def add_verbs(app: typer.Typer) -> None:
+def add_verbs(app: typer.Typer, only: str | None = None) -> None:
     """Gives `app` the verb."""
     app.command()(options(STEP)(ladder))
 

@@ -1,5 +1,6 @@
 """The verbs over results that are there already: `report`, `compare`, `baseline`, `history`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -22,14 +23,17 @@ MemoryWithin = Annotated[
 SpeedWithin = Annotated[str, typer.Option("--speed-within", help="Share of the step time that is no change.")]
 
 
-def add_verbs(app: typer.Typer) -> None:
-    """Gives `app` the verbs."""
-    app.command()(report)
-    app.command()(compare)
-    app.command()(history)
+def add_verbs(app: typer.Typer, only: str | None = None) -> None:
+    """Gives `app` the verbs, or just one of them."""
+    verbs: dict[str, Callable[..., None]] = {"report": report, "compare": compare, "history": history}
+    for name, verb in verbs.items():
+        if only in (None, name):
+            app.command(name)(verb)
+    if only not in (None, "baseline"):
+        return
     store = typer.Typer(name="baseline", help="Keep results to compare later ones with.", no_args_is_help=True)
-    for verb in (save, list_, show_):
-        store.command(verb.__name__.rstrip("_"))(verb)
+    for inner in (save, list_, show_):
+        store.command(inner.__name__.rstrip("_"))(inner)
     app.add_typer(store)
 
 

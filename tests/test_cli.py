@@ -13,7 +13,7 @@ import pytest
 import typer.main
 from samples import row_of
 
-from memplan.cli import app, main
+from memplan.cli import VERBS, application, main
 from memplan.record import append_row, read_rows
 
 STEP = {"--seq", "--images", "--ckpt", "--loss", "--precision", "--optimizer", "--attention", "--norm", "--clip"}
@@ -53,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def surface() -> dict[str, set[str]]:
-    verbs: dict[str, Any] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    verbs: dict[str, Any] = dict(typer.main.get_command(application()).commands)  # type: ignore[attr-defined]
     for name, verb in list(verbs.items()):
         if hasattr(verb, "commands"):
             del verbs[name]
@@ -71,6 +71,12 @@ def surface() -> dict[str, set[str]]:
 
 def test_the_surface_is_frozen() -> None:
     assert surface() == SURFACE
+
+
+def test_each_verb_is_found_alone_too() -> None:
+    for verb in (verb for verbs in VERBS.values() for verb in verbs):
+        alone: Any = typer.main.get_command(application(verb))
+        assert list(alone.commands) == [verb]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ ALLOWED = {
     "api_ladder": BASE | {"spec", "record", "models", "backends", "launch", "ladder", "estimate", "analysis"},
     "api": BASE | {"spec", "record", "models", "step", "trace", "backends", "ladder", "estimate", "plan", "analysis"},
     "api_reports": BASE | {"record", "analysis"},
-    "cli": BASE | {"spec", "record", "api", "report", "cli_options", "cli_io", "cli_ladder", "cli_reports"},
+    "cli": BASE | {"cli_io", "cli_ask", "cli_ladder", "cli_reports"},
+    "cli_ask": BASE | {"spec", "record", "api", "report", "cli_options", "cli_io"},
     "cli_io": BASE | {"spec", "cli_options"},
     "cli_ladder": BASE | {"spec", "record", "api_ladder", "analysis", "report", "cli_io", "cli_options"},
     "cli_reports": BASE | {"record", "api_reports", "analysis", "report", "cli_io"},
@@ -70,10 +71,6 @@ TORCH_FREE = (
     "memplan.cli",
     "memplan.pytest_plugin.fixture",
 )
-
-
-LONGEST = {"cli.py": 380}
-"""Lines of files that may pass 300: the command line is a list, one line for each option of each verb."""
 
 
 def part_of(module: str) -> str:
@@ -155,9 +152,12 @@ def test_a_module_that_loads_torch_is_seen() -> None:
     assert loads_torch("memplan.units", "memplan.step.builder")
 
 
+MOST_LINES = 300
+
+
 def test_files_stay_readable() -> None:
     long = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
-    assert {name: lines for name, lines in long.items() if lines > LONGEST.get(name, 300)} == {}
+    assert {name: lines for name, lines in long.items() if lines > MOST_LINES} == {}
 
 
 def test_no_room_is_called_by_nothing() -> None:
