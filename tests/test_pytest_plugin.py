@@ -15,7 +15,7 @@ pytest_plugins = ["pytester"]
 
 STAND_IN = """
 import pytest
-from memplan.pytest_plugin import stretch
+from memplan.pytest_plugin.stretch import Stretch
 
 MIB = 1 << 20
 
@@ -42,8 +42,8 @@ def scripted(monkeypatch):
         self._window = Window()
         OPEN.append(self._window)
         return self
-    monkeypatch.setattr(stretch.Stretch, "__enter__", enter)
-    monkeypatch.setattr(stretch.Stretch, "_read", lambda self, window: (
+    monkeypatch.setattr(Stretch, "__enter__", enter)
+    monkeypatch.setattr(Stretch, "_read", lambda self, window: (
         setattr(self, "allocated_bytes", window.allocated_bytes), setattr(self, "phases", window.phase_peaks)))
 """
 """A conftest with which no torch is needed: `touch(size)` allocates and frees."""
@@ -312,8 +312,11 @@ def test_an_update_keeps_what_did_not_run_and_leaves_out_what_failed(inner: Pyte
     )
     inner.run("--memplan-update").assert_outcomes(passed=2)
     before = inner.file.read_text()
-    inner.tests(WHOLE.format(arguments='(gate="1MiB")', size="9 * MIB"))
-    inner.run("--memplan-update").assert_outcomes(failed=1)
+    inner.tests(
+        WHOLE.format(arguments='(gate="1MiB")', size="9 * MIB")
+        + "def test_late(memory_peak):\n    memory_peak(lambda: touch(6))\n    assert False\n"
+    )
+    inner.run("--memplan-update").assert_outcomes(failed=2)
     assert inner.file.read_text() == before
     inner.tests(WHOLE.format(arguments="", size="9 * MIB"))
     inner.run("--memplan-update").assert_outcomes(passed=1)
@@ -373,6 +376,21 @@ def test_the_numbers_go_into_the_junit_file(inner: Pytest) -> None:
 def test_every_peak_is_listed_when_more_is_asked_for(inner: Pytest) -> None:
     inner.tests(WHOLE.format(arguments='(gate="8MiB")', size="6 * MIB"))
     inner.run("-v").stdout.fnmatch_lines(["test_it.py::test_step (call): 6.00 MiB measured on cpu, torch 2.99"])
+
+
+def test_a_test_that_is_run_again_may_use_the_same_names(inner: Pytest) -> None:
+    inner.pytester.makeconftest(
+        STAND_IN
+        + """
+DEVICE = "cpu"
+
+def pytest_runtest_protocol(item, nextitem):
+    from _pytest.runner import runtestprotocol
+    return [runtestprotocol(item, nextitem=nextitem) for _ in range(2)]
+"""
+    )
+    inner.tests("def test_step(memory_peak): memory_peak(lambda: touch(MIB))")
+    inner.run("--memplan-update").assert_outcomes(passed=2)
 
 
 def test_processes_of_xdist_send_their_peaks_and_one_of_them_writes(inner: Pytest) -> None:
