@@ -1,6 +1,10 @@
 """For all tests. One thread each: on a busy machine two threads that wait for one another take seconds for an op."""
 
+import contextlib
 import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -23,6 +27,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 GPUS_NEEDED = {"gpu": 1, "multigpu": 2}
 """CUDA devices that a marked test needs."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobody_is_left() -> Iterator[None]:
+    """Behind the last test no worker of a ladder is there that one of them started, and no zombie of it either."""
+    os.environ["MEMPLAN_TESTS"] = mark = f"{os.getpid()}-{time.time_ns()}"  # children inherit it, wherever they go
+    yield
+    deadline = time.monotonic() + 10
+    while (left := workers(f"MEMPLAN_TESTS={mark}")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
+def workers(mark: str) -> list[str]:
+    """Command lines of processes with `mark` in their environment that a ladder has started; zombies of this process
+    are named by their number. Empty where there is no /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            _, _, state = (folder / "stat").read_text().rpartition(")")
+            if state.split()[0] == "Z" and state.split()[1] == str(os.getpid()):
+                found.append(f"zombie {folder.name}")
+            marks = (folder / "environ").read_bytes().split(b"\0")
+            if mark.encode() in marks and any(one.startswith(b"MEMPLAN_WORKER=") for one in marks):
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
 
 
 def count_gpus() -> int:

@@ -378,4 +378,5 @@ def test_the_plain_loop_of_the_page_runs(fresh_cpu: None, capfd: pytest.CaptureF
     exec(PLAIN_LOOP, {})
     told = capfd.readouterr()
     assert told.out.startswith("5.01 MiB allocated (in optimizer)\n{'forward': ")
-    assert told.err == ""
+    # where another test in this process has used the profiler before, its lines can no longer be quieted
+    assert [line for line in told.err.splitlines() if not line.startswith("USDT:")] == []

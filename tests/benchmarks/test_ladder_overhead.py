@@ -31,6 +31,7 @@ def test_a_slower_loop_and_another_peak_do_not_hold() -> None:
     assert not comparison([100, 100], [100, 100], hand_bytes=8).holds
 
 
+@pytest.mark.slow
 def test_the_ladders_peak_is_the_bare_loops_to_the_byte() -> None:
     """Times of so short a run say nothing; bytes are bytes."""
     run = RunSpec(model=model_spec("tiny"), step=StepSpec(batch=2, seq=32), device=CPU)

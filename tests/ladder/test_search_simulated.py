@@ -17,7 +17,7 @@ from memplan.spec import Ladder
 from memplan.units import MIB
 
 NUM_SHAPES = 20
-NUM_BY_DEFAULT = 1
+NUM_BY_DEFAULT = 0
 
 
 def search(folder: Path, **data: Any) -> tuple[RungResult, ...]:
