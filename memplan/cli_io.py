@@ -12,7 +12,7 @@ import typer
 from memplan.cli_options import STEP
 from memplan.errors import MemplanError
 from memplan.spec import Ladder
-from memplan.units import decimal_note
+from memplan.units import MIB, decimal_note
 
 DEFAULT_MODEL = "molmo2-4b"
 Gate = Annotated[str | None, typer.Option("--gate", help="What the peak is held against: 71GiB.")]
@@ -41,8 +41,11 @@ def plain_name(models: str) -> str:
 
 
 def typed(**options: Any) -> dict[str, Any]:
-    """The options that were typed; a size in decimal units is pointed out."""
+    """The options that were typed; a size in decimal units is pointed out, and one without a unit that no step fits."""
     found = {name: value for name, value in options.items() if value is not None}
+    gate = str(found.get("gate", ""))
+    if gate.isdecimal() and int(gate) < MIB:
+        raise MemplanError(f"--gate {gate} is {gate} bytes.", f"Type {gate}GiB.")
     if note := decimal_note(found.get("gate", "")):
         say([note])
     return found

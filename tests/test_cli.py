@@ -121,6 +121,7 @@ def test_each_verb_is_found_alone_too() -> None:
         (["ladder", "B4c2", "--device", "gpu"], "Unknown device 'gpu'"),
         (["ladder", "B4c2", "--model", "tiny", "--device", "cpu", "--steps", "0"], "steps is 0"),
         (["ladder", "B4c2", "--model", "tiny", "--device", "cpu", "--gate-on", "reserved"], "--gate-on allocated"),
+        (["estimate", "--model", "tiny", "--gate", "71"], "--gate 71 is 71 bytes. Type 71GiB."),
         (["ladder"], "No rung was given. Type rungs like B12c6,B8c4, or --search"),
         (["ladder", "--search", "--model", "tiny"], "A search needs a gate"),
         (["ladder", "--search", "--gate", "1GiB", "--model", "tiny", "--repeat", "2"], "Climb what it finds again"),
