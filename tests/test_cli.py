@@ -314,8 +314,13 @@ def test_an_interrupt_leaves_a_valid_file_and_a_table(tmp_path: Path) -> None:
         "--out",
         "out",
     ]
-    process = subprocess.Popen([sys.executable, "-m", "memplan", *words], cwd=tmp_path, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env=os.environ)  # fmt: skip
+    # A shell starts what runs in the background with SIGINT ignored, and children inherit that.
+    heeding = [
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)",
+        "from memplan.cli import main",
+    ]
+    command = [sys.executable, "-c", "; ".join([*heeding, "main()"]), *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     rows = tmp_path / "out" / "ladder.jsonl"
     deadline = time.monotonic() + 60
     while not rows.exists() and time.monotonic() < deadline:

@@ -23,7 +23,7 @@ def error_bytes(run: RunSpec) -> int:
 
 
 @pytest.mark.parametrize("loss", ["full", "chunked:4", "chunked-ckpt:4"])
-@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ckpt", ["none", "full", "every:2"])
 @pytest.mark.parametrize("name", ["tiny", pytest.param("tiny-wide", marks=pytest.mark.slow)])
 def test_fp32_peaks_are_estimated_to_the_kilobyte(name: str, ckpt: str, chunks: int, loss: str) -> None:

@@ -107,7 +107,7 @@ def test_what_takes_too_long_is_ended_with_its_children_and_its_words_are_kept(t
     )
     began = time.monotonic()
     assert validate_gpu.run_within([sys.executable, "-c", code], 0.5, tmp_path / "log") is None
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 40  # it would have slept for 60
     pid = int((tmp_path / "log").read_text().split()[1])
     for _ in range(50):
         if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:

@@ -18,7 +18,9 @@ def run_of(workload: str, loss: str, precision: str) -> RunSpec:
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "workload", [WORKLOADS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in WORKLOADS[1:])]
+)
 def test_the_trace_is_what_the_cpu_measures(workload: str, loss: str, precision: str) -> None:
     run = run_of(workload, loss, precision)
     assert simulate(run).steps.steady.peak_allocated_bytes == measured_peak(run)
