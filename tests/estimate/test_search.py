@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import asked
 
@@ -45,6 +45,7 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(["tiny", "tiny-wide", "tiny-gpt2", "smollm2-135m", "molmo2-4b"]),
     batch=st.integers(1, 40),

@@ -65,7 +65,13 @@ def differing(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(
     ("model", "chunks", "dropout"),
-    [("tiny", 1, 0.1), ("tiny", 3, 0.0), ("tiny-gpt2", 3, 0.1), ("tiny-molmo2", 1, 0.0), ("tiny-moe", 3, 0.1)],
+    [
+        ("tiny", 3, 0.1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("tiny-gpt2", 3, 0.1), ("tiny-molmo2", 1, 0.0), ("tiny-moe", 3, 0.1))
+        ),
+    ],
 )
 def test_compiled_blocks_give_the_same_numbers_to_the_bit(model: str, chunks: int, dropout: float) -> None:
     expected = numbers_of(step_of(model, "none", "off", chunks=chunks, dropout=dropout))
