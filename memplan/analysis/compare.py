@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from memplan.analysis.comparison import Comparison, Finding
 from memplan.analysis.finding import finding
-from memplan.analysis.matching import Pair, is_final, pairs
+from memplan.analysis.matching import Pair, is_empty, is_final, pairs
 from memplan.analysis.memory_findings import TOLERANCE_BYTES, TOLERANCE_FRAC, memory_findings
 from memplan.analysis.repeating import apart, more_repeats
 from memplan.analysis.speed_findings import speed_findings
 from memplan.analysis.stats import LEAST_EFFECT_FRAC, LEAST_EFFECT_NS
 from memplan.analysis.surroundings import SPEED_KEYS, differences, memory_differences, speed_differences, told
-from memplan.record import RungResult
+from memplan.record import WHOLE, RungResult
 
 TRIED = ("skipped", "dirty_device", "interrupted")
 """Kinds of status of a rung that nobody tried."""
@@ -86,7 +86,9 @@ def _nothing(rows: Sequence[RungResult], name: str) -> str | None:
     if is_final(rows):
         return None
     statuses = ", ".join(dict.fromkeys(row.status for row in rows))
-    return f"{name} measured nothing: its {len(rows)} rows ended with {statuses}"
+    ended = f"its {len(rows)} rows" if len(rows) > 1 else "its row"
+    without = " and without a number" if any(is_empty(row) for row in rows) else ""
+    return f"{name} measured nothing: {ended} ended with {statuses}{without}"
 
 
 def _findings(pair: Pair, tolerance: Tolerance, across: bool) -> Iterator[Finding]:
@@ -101,15 +103,32 @@ def _findings(pair: Pair, tolerance: Tolerance, across: bool) -> Iterator[Findin
     if pair.drift:
         yield finding(pair, "status", "incomparable", status(pair.base), status(pair.new), why=pair.drift)
         return
+    if empty := [side for side, rows in (("before", pair.base), ("now", pair.new)) if all(map(is_empty, rows))]:
+        lost = "missing" if empty == ["now"] else "incomparable"
+        why = f"neither a peak nor a time {' and '.join(empty)}, though it came to its end"
+        yield finding(pair, "status", lost, status(pair.base), status(pair.new), why=why)
+        return
     different = {} if across else memory_differences(pair.base, pair.new)
     if different:
         yield finding(pair, "peak_allocated_bytes", "incomparable", unit="bytes", why=told(different))
     else:
         yield _status(pair)
+        yield from _lost_peak(pair)
         if _tried(pair.base) and _tried(pair.new):
             yield from memory_findings(pair, tolerance.memory_frac, tolerance.memory_bytes)
     slower = speed_differences(pair.base, pair.new, across=across)
     yield from speed_findings(pair, slower, tolerance.time_frac, tolerance.time_ns)
+
+
+def _lost_peak(pair: Pair) -> Iterator[Finding]:
+    """A finding where the rung came to its end on both sides and just one of them tells its peak."""
+    ended = [[row for row in rows if row.kind in WHOLE] for rows in (pair.base, pair.new)]
+    peaks = [max((row.whole_peak_bytes for row in rows if row.whole_peak_bytes is not None), default=None)
+             for rows in ended]  # fmt: skip
+    if all(ended) and peaks.count(None) == 1:
+        side, label = ("before", "new") if peaks[0] is None else ("now", "missing")
+        why = f"it has no peak {side}, though it came to its end"
+        yield finding(pair, "peak_allocated_bytes", label, *peaks, unit="bytes", why=why)
 
 
 def _status(pair: Pair) -> Finding:

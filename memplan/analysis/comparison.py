@@ -118,10 +118,10 @@ class Comparison:
 
     @property
     def uncovered(self) -> tuple[str, ...]:
-        """Names of the base's rungs that nothing was held against: gone, or not comparable at all."""
+        """Names of the base's rungs that nothing was held against: gone with their peak, or not comparable at all."""
         judged = {finding.name for finding in self.of(*JUDGED)}
-        lost = self.of("missing", "incomparable", "insufficient")
-        return tuple(dict.fromkeys(found.name for found in lost if found.name not in judged and found.num_base))
+        lost = [found for found in self.of("missing", "incomparable", "insufficient") if found.num_base]
+        return tuple(dict.fromkeys(one.name for one in lost if one.label == "missing" or one.name not in judged))
 
     @property
     def is_stale(self) -> bool:
@@ -131,11 +131,11 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """0 nothing is worse; 1 something is worse, broke or is not covered any more (with `strict`: is ambiguous, or
-        the base is stale); 3 there was nothing to compare; 4 nothing was comparable."""
+        the base is stale); 3 one side measured nothing; 4 nothing of the two was comparable."""
         if self.nothing is not None or not self.counted:
             return 3
         if not self.num_compared:
-            return 4 if self.of("incomparable") else 3
+            return 4
         if self.of("broke", "worse") or (self.uncovered and not self.allow_missing):
             return 1
         return int(self.strict and (self.is_stale or bool(self.of("ambiguous"))))

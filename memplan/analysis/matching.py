@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.analysis.surroundings import Different, machine_differences, told
-from memplan.record import FINAL, RungResult
+from memplan.record import FINAL, WHOLE, RungResult
 from memplan.spec.run import NEW_LEVERS
 
 Key = tuple[str, str]
@@ -103,7 +103,12 @@ def model_drift(base: RungResult, new: RungResult) -> str:
 
 def is_final(rows: Iterable[RungResult]) -> bool:
     """Whether one of `rows` says something about its rung."""
-    return any(row.kind in FINAL for row in rows)
+    return any(row.kind in FINAL and not is_empty(row) for row in rows)
+
+
+def is_empty(row: RungResult) -> bool:
+    """Whether `row` came to its end and tells neither bytes nor times: nothing can be held against it."""
+    return row.kind in WHOLE and row.peak_allocated_bytes is None and not row.step_ns
 
 
 def _field(row: RungResult, name: str) -> Any:

@@ -16,9 +16,9 @@ def verdict(found: Comparison) -> str:
     if found.nothing is not None:
         return f"Nothing to compare: {found.nothing}."
     if not found.num_compared:
-        lost = found.of("incomparable")
+        lost = [finding for finding in found.of("incomparable", "missing") if finding.why]
         if not lost:
-            return "Nothing to compare: the two have no rung in common."
+            return "Not comparable: the two have no rung in common."
         return f"Not comparable: {lost[0].why}."
     total = len({finding.name for finding in found.counted})
     parts = [

@@ -17,6 +17,10 @@ H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "gpu_memory_bytes": 85
         "driver": "580.1", "cuda": "13.0", "commit": "abc1234", "power_limit_w": 700.0}  # fmt: skip
 
 
+EMPTY = row_of(peak_allocated_bytes=None, step_ns=())
+"""Came to its end, as it says, and has no number."""
+
+
 def one(found: Comparison, metric: str = "peak_allocated_bytes", name: str | None = None) -> Finding:
     """The finding of a metric, of one rung where there are several."""
     (finding,) = (one for one in found.findings if one.metric == metric and name in (None, one.name))
@@ -391,9 +395,11 @@ def test_f38_an_improvement_makes_the_base_stale_and_fails_only_when_strict() ->
     [
         ([], [row_of()], "BASE has no row"),
         ([row_of()], [], "NEW has no row"),
-        ([row_of()], [row_of(status="error", peak_allocated_bytes=None)], "NEW measured nothing: its 1 rows ended"),
+        ([row_of()], [row_of(status="error", peak_allocated_bytes=None)], "NEW measured nothing: its row ended with error."),
         ([row_of(status="killed")], [row_of()], "BASE measured nothing"),
-        ([row_of()], [row_of(run_id="b" * 12, rung="B2c1@none")], "no rung in common"),
+        ([row_of()], [EMPTY], "NEW measured nothing: its row ended with ok and without a number."),
+        ([EMPTY], [row_of()], "BASE measured nothing"),
+        ([EMPTY], [EMPTY], "BASE measured nothing"),
     ],
 )
 def test_f40_nothing_measured_is_never_green(base: list[RungResult], new: list[RungResult], said: str) -> None:
@@ -403,6 +409,26 @@ def test_f40_nothing_measured_is_never_green(base: list[RungResult], new: list[R
         )  # fmt: skip
         assert found.exit_code == 3
         assert said in verdict(found)
+
+
+def test_f40_a_rung_without_a_number_beside_others_with_one_is_covered_by_nothing() -> None:
+    other = row_of(run_id="b" * 12, rung="B2c1@none")
+    lost = compare([row_of(), other], [EMPTY, other])
+    assert (one(lost, "status", "B4c2@none").label, lost.exit_code) == ("missing", 1)
+    assert one(lost, "status", "B4c2@none").why == "neither a peak nor a time now, though it came to its end"
+    for new in (row_of(), EMPTY):
+        found = compare([EMPTY, other], [new, other])
+        assert (one(found, "status", "B4c2@none").label, found.exit_code) == ("incomparable", 1)
+    timed = repeated([1.0, 1.0, 1.0], peak_allocated_bytes=None)
+    unpeaked = compare(repeated([1.0, 1.0, 1.0]), timed)
+    assert (one(unpeaked).label, one(unpeaked, "step_ns").label, unpeaked.exit_code) == ("missing", "same", 1)
+    assert compare(timed, timed).exit_code == 0, "times alone are a measurement"
+
+
+def test_two_results_without_a_rung_in_common_are_not_comparable() -> None:
+    found = compare([row_of()], [row_of(run_id="b" * 12, rung="B2c1@none")])
+    assert found.exit_code == 4
+    assert verdict(found) == "Not comparable: the two have no rung in common."
 
 
 def test_f40_a_rung_that_is_gone_fails_unless_it_may_be() -> None:
