@@ -39,6 +39,12 @@ CATEGORY_LOOKS = {
 """Colour and hatch of each category, in the order in which they are stacked: what stays, then what a batch brings."""
 SHEET_INCHES = 8.4
 """Width of a picture."""
+PHONE_INCHES = 4.8
+"""Width of a picture that a phone shows: its letters stay as large as those of the page's tables."""
+PHONE_NAME_CHARS = 20
+"""Characters of a name that stands above its bar, beside the numbers."""
+BESIDE_POINTS = 160
+"""Room for numbers right of a plot."""
 MOST_ALT_CHARS = 4000
 """Characters of the words beside a picture."""
 MOST_DRAWN = 40
@@ -109,12 +115,12 @@ def gate_of(rows: Sequence[RungResult]) -> int | None:
     return gates.pop() if len(gates) == 1 else None
 
 
-def sheet(height: float) -> tuple[Any, Any]:
-    """An empty figure and its axes."""
+def sheet(height: float, inches: float = SHEET_INCHES) -> tuple[Any, Any]:
+    """An empty figure, `inches` wide, and its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(SHEET_INCHES, height), dpi=150, layout="constrained", facecolor=PAPER)
+    figure = Figure(figsize=(inches, height), dpi=150, layout="constrained", facecolor=PAPER)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_facecolor(PAPER)
@@ -127,11 +133,27 @@ def sheet(height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def list_sheet(rungs: Sequence[Repeats], title: str, scale: Scale, axis: str) -> tuple[Any, Any]:
-    """A sheet with a line for each rung and an axis of bytes."""
-    figure, axes = sheet(height=1.75 + 0.42 * max(2, len(rungs)))
-    axes.set_yticks(range(len(rungs)), [name_of(rung, rungs) for rung in rungs])
-    axes.set_ylim(max(2, len(rungs)) - 0.4, -0.6)
+def is_narrow(figure: Any) -> bool:
+    """Whether `figure` is one for a phone."""
+    return bool(figure.get_figwidth() < SHEET_INCHES)
+
+
+def list_sheet(
+    rungs: Sequence[Repeats], title: str, scale: Scale, axis: str, inches: float = SHEET_INCHES
+) -> tuple[Any, Any]:
+    """A sheet with a line for each rung and an axis of bytes; a narrow one has the names above the bars."""
+    lines = max(2, len(rungs))
+    if inches < SHEET_INCHES:
+        figure, axes = sheet(1.9 + 0.66 * lines, inches)
+        axes.set_yticks([])
+        axes.set_ylim(lines - 0.5, -0.8)
+        for place, rung in enumerate(rungs):
+            axes.annotate(name_of(rung, rungs, PHONE_NAME_CHARS), (0, place - 0.5), va="center", fontsize=9, color=INK,
+                          xycoords=("axes fraction", "data"), xytext=(3, 0), textcoords="offset points")  # fmt: skip
+    else:
+        figure, axes = sheet(1.75 + 0.42 * lines)
+        axes.set_yticks(range(len(rungs)), [name_of(rung, rungs) for rung in rungs])
+        axes.set_ylim(lines - 0.4, -0.6)
     axes.set_xlabel(f"{axis} [{scale.unit}]")
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
@@ -148,15 +170,21 @@ def heading(axes: Any, rungs: Sequence[Repeats], title: str) -> None:
         if len(values) == 1:
             common.append(for_plot(f"seq {values.pop()}" if name == "seq" else values.pop()))
     axes.set_title(f"{title}\n", loc="left", fontsize=12, weight="bold", color=INK)
-    shared = axes.annotate(", ".join(common), (0, 1), xycoords="axes fraction", xytext=(0, 8),
+    words = visible(", ".join(common), 56 if is_narrow(axes.figure) else None)
+    shared = axes.annotate(words, (0, 1), xycoords="axes fraction", xytext=(0, 8),
                            textcoords="offset points", fontsize=9, color=FAINT)  # fmt: skip
     shared.set_in_layout(False)
 
 
-def beside(axes: Any, place: int, points: int, text: str, color: str = INK, weight: str = "normal") -> None:
-    """Writes `text` right of the plot, ending `points` from its edge, so that numbers stand under each other."""
+def beside(axes: Any, place: float, points: int, text: str, color: str = INK, weight: str = "normal") -> None:
+    """Writes `text` right of the plot, ending `points` from its edge, so that numbers stand under each other; on a
+    narrow sheet above the bar, as far from the plot's right end."""
+    behind = None
+    if is_narrow(axes.figure):
+        behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.4}
+        points, place, text = min(0, points - BESIDE_POINTS), place - 0.5, text.replace("\n", ", ")
     axes.annotate(text, (1, place), xycoords=("axes fraction", "data"), xytext=(points, 0), ha="right", va="center",
-                  textcoords="offset points", fontsize=9, color=color, weight=weight)  # fmt: skip
+                  textcoords="offset points", fontsize=9, color=color, weight=weight, bbox=behind)  # fmt: skip
 
 
 def gate_line(axes: Any, scale: Scale, gate_bytes: int | None) -> list[Any]:
@@ -171,8 +199,8 @@ def gate_line(axes: Any, scale: Scale, gate_bytes: int | None) -> list[Any]:
 
 def legend(figure: Any, handles: Sequence[Any]) -> None:
     """The legend below the axes, in as few lines as its words have room for."""
-    words = [len(handle.get_label()) for handle in handles]
-    columns = next((count for count in range(len(words), 1, -1) if _legend_inches(words, count) <= SHEET_INCHES), 1)
+    words, inches = [len(handle.get_label()) for handle in handles], figure.get_figwidth()
+    columns = next((count for count in range(len(words), 1, -1) if _legend_inches(words, count) <= inches), 1)
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside lower center", ncols=columns,
                   labelcolor=INK)  # fmt: skip
 
@@ -210,6 +238,7 @@ def inline_svg(picture: Picture, svg: str) -> str:
     for color, variable in VARIABLES.items():
         svg = re.sub(rf"(fill|stroke): {color}\b", rf"\1: var({variable})", svg)
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+    svg = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
     label = html.escape(visible(picture.alt, MOST_ALT_CHARS))
     return svg.replace("<svg ", f'<svg id="{picture.name}" role="img" aria-label="{label}" ', 1)
 

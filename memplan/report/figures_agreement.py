@@ -7,6 +7,7 @@ from memplan.report.figures import (
     FAINT,
     ORANGE,
     PAPER,
+    SHEET_INCHES,
     SKY,
     Picture,
     beside,
@@ -35,7 +36,7 @@ def witnesses(rung: Repeats) -> dict[str, int]:
     return {name: size for name, size in said.items() if size is not None}
 
 
-def agreement_picture(rungs: Sequence[Repeats]) -> Picture | None:
+def agreement_picture(rungs: Sequence[Repeats], inches: float = SHEET_INCHES) -> Picture | None:
     """A bar for each witness of a rung; None where no rung has a peak and another witness."""
     from matplotlib.patches import Patch
 
@@ -43,11 +44,11 @@ def agreement_picture(rungs: Sequence[Repeats]) -> Picture | None:
     if not rungs:
         return None
     scale = scale_of([size for rung in rungs for size in witnesses(rung).values()])
-    figure, axes = list_sheet(rungs, "What each witness said", scale, "peak allocated")
+    figure, axes = list_sheet(rungs, "What each witness said", scale, "peak allocated", inches)
     told, said = [], []
     for place, rung in enumerate(rungs):
         sizes = witnesses(rung)
-        height = 0.72 / len(sizes)
+        height = 0.66 / len(sizes)
         words = []
         for number, (name, size) in enumerate(sizes.items()):
             color, hatch = LOOKS[name]

@@ -5,6 +5,7 @@ from typing import Any
 
 from memplan.report.figures import (
     ALARM,
+    BESIDE_POINTS,
     BLUE,
     CATEGORY_LOOKS,
     FAINT,
@@ -13,6 +14,7 @@ from memplan.report.figures import (
     ORANGE,
     PAPER,
     RED,
+    SHEET_INCHES,
     SKY,
     Picture,
     beside,
@@ -47,7 +49,7 @@ PHASE_LOOKS = {
 """Marker and colour of each phase, in the order of a step."""
 
 
-def peak_picture(rungs: Sequence[Repeats]) -> Picture:
+def peak_picture(rungs: Sequence[Repeats], inches: float = SHEET_INCHES) -> Picture:
     """A bar of the peak for each rung, by category where it was told, the estimate as a diamond, the gate as a line,
     and both the peak and the room up to the gate as numbers. Of a rung that failed the largest moment before is an
     empty bar."""
@@ -61,7 +63,7 @@ def peak_picture(rungs: Sequence[Repeats]) -> Picture:
         if size is not None
     ]
     scale = scale_of(sizes)
-    figure, axes = list_sheet(rungs, "Peak memory by rung", scale, "peak allocated")
+    figure, axes = list_sheet(rungs, "Peak memory by rung", scale, "peak allocated", inches)
     for place, rung in enumerate(rungs):
         _bar(axes, place, rung, scale)
         row = rung.row
@@ -82,7 +84,7 @@ def peak_picture(rungs: Sequence[Repeats]) -> Picture:
     )
 
 
-def phases_picture(rungs: Sequence[Repeats]) -> Picture | None:
+def phases_picture(rungs: Sequence[Repeats], inches: float = SHEET_INCHES) -> Picture | None:
     """The peak of each phase as a mark on the rung's line; None where no phase was told."""
     rungs = drawn([rung for rung in rungs if rung.row.phase_peaks])
     if not rungs:
@@ -91,7 +93,7 @@ def phases_picture(rungs: Sequence[Repeats]) -> Picture | None:
 
     gate_bytes = gate_of([rung.row for rung in rungs])
     scale = scale_of([gate_bytes, *(size for rung in rungs for size in rung.row.phase_peaks.values())])
-    figure, axes = list_sheet(rungs, "Peak memory by phase", scale, "largest allocated in the phase")
+    figure, axes = list_sheet(rungs, "Peak memory by phase", scale, "largest allocated in the phase", inches)
     told, said = [], []
     for place, rung in enumerate(rungs):
         peaks = {name: rung.row.phase_peaks[name] for name in PHASE_LOOKS if name in rung.row.phase_peaks}
@@ -108,7 +110,7 @@ def phases_picture(rungs: Sequence[Repeats]) -> Picture | None:
             )
         largest = max(peaks, key=lambda name: peaks[name])
         beside(axes, place, 84, largest, weight="bold")
-        beside(axes, place, 160, format_bytes(peaks[largest]))
+        beside(axes, place, BESIDE_POINTS, format_bytes(peaks[largest]))
         told += [name for name in peaks if name not in told]
         said.append(f"{spoken(rung, rungs)} peaks in {largest} with {format_bytes(peaks[largest])}")
     axes.set_xlim(left=0)
@@ -127,7 +129,7 @@ def _bar(axes: Any, place: int, rung: Repeats, scale: Any) -> None:
     over = row.kind in OVER or rung.worst_verdict == "fail"
     if peak_bytes is None:
         until_bytes = _until(rung)
-        beside(axes, place, 160, for_plot(row.kind, 16), FAINT if row.kind == "skipped" else ALARM)
+        beside(axes, place, BESIDE_POINTS, for_plot(row.kind, 16), FAINT if row.kind == "skipped" else ALARM)
         if until_bytes is not None:
             axes.barh(place, scale(until_bytes), height=0.56, facecolor="none", edgecolor=RED, linestyle=":")
             beside(axes, place, 72, f"≥ {format_bytes(until_bytes)}")
@@ -151,7 +153,7 @@ def _bar(axes: Any, place: int, rung: Repeats, scale: Any) -> None:
     beside(axes, place, 72, format_bytes(peak_bytes), weight="bold")
     if room_bytes is not None:
         text = f"{format_bytes(abs(room_bytes))} {'over' if room_bytes < 0 else 'free'}"
-        beside(axes, place, 160, text, ALARM if room_bytes < 0 else FAINT)
+        beside(axes, place, BESIDE_POINTS, text, ALARM if room_bytes < 0 else FAINT)
 
 
 def _until(rung: Repeats) -> int | None:

@@ -13,10 +13,12 @@ from memplan.report.figures import (
     ORANGE,
     PAPER,
     RED,
+    SHEET_INCHES,
     Picture,
     gate_line,
     gate_of,
     heading,
+    is_narrow,
     legend,
     name_of,
     scale_of,
@@ -46,7 +48,9 @@ def front(points: Sequence[Point]) -> list[int]:
     return kept
 
 
-def speed_picture(rungs: Sequence[Repeats], recommended: RungResult | None = None) -> Picture | None:
+def speed_picture(
+    rungs: Sequence[Repeats], recommended: RungResult | None = None, inches: float = SHEET_INCHES
+) -> Picture | None:
     """Samples a second against the peak, one named point a rung; rungs without a point are listed. None where nothing
     was timed."""
     from matplotlib.lines import Line2D
@@ -61,7 +65,7 @@ def speed_picture(rungs: Sequence[Repeats], recommended: RungResult | None = Non
     gate_bytes = gate_of([rung.row for rung in rungs])
     scale = scale_of([gate_bytes, *(peak_bytes for _, peak_bytes, _ in timed)])
     points = [(scale(peak_bytes), speed) for _, peak_bytes, speed in timed]
-    figure, axes = sheet(height=4.6)
+    figure, axes = sheet(4.6, inches)
     holds = [rung.worst_verdict != "fail" and rung.row.kind == "ok" for rung, _, _ in timed]
     held = [index for index, hold in enumerate(holds) if hold]
     best = [held[index] for index in front([points[index] for index in held])]
@@ -93,7 +97,7 @@ def speed_picture(rungs: Sequence[Repeats], recommended: RungResult | None = Non
     legend(figure, [*handles, *gate])
     lost = [f"{spoken(rung, rungs, 24)} ({rung.status})" for rung in rungs if rung.peak_bytes is None]
     if lost:
-        text = for_plot("not shown: " + ", ".join(lost), 110)
+        text = for_plot("not shown: " + ", ".join(lost), 60 if is_narrow(figure) else 110)
         note = axes.text(0.98, 0.03, text, transform=axes.transAxes, ha="right", fontsize=8, color=FAINT)
         note.set_in_layout(False)
     named = range(len(points)) if len(points) <= MOST_NAMED else best

@@ -1,5 +1,6 @@
 """A ladder as one page that needs nothing else: no script, no request, light and dark, for screens and for print."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from memplan.record import RungResult
 from memplan.report.failures import failure_lines
 from memplan.report.figures import Picture
 from memplan.report.ladder_columns import NAMES, SPEED
-from memplan.report.ladder_table import label, ladder_table, provenance
+from memplan.report.ladder_table import labels, ladder_table, provenance
 from memplan.report.outside import LINE_CHARS, visible, visible_lines
 from memplan.report.render import render
 from memplan.report.repeats import Repeats
@@ -20,6 +21,10 @@ from memplan.units import format_bytes
 
 TEMPLATES = Path(__file__).with_name("templates")
 """Folder of the page's template."""
+FIRST = ("rung", "peak_allocated_bytes", "headroom_bytes", "verdict", "status")
+"""Columns of memory that a phone shows without scrolling."""
+LABELLED = ("model", "loss")
+"""Columns that the page says in the rung's name."""
 MOST_FAILURES = 30
 """Rungs whose failure is told at length."""
 TEXT_CHARS = 6000
@@ -34,9 +39,10 @@ def html_page(
     *,
     verdict: Verdict,
     left_out: Sequence[str],
-    pictures: Sequence[tuple[Picture, str]],
+    pictures: Sequence[tuple[Picture, str, str]],
 ) -> str:
-    """The page. `pictures` come with their SVG elements, which are trusted; everything else is escaped."""
+    """The page. `pictures` come with their SVG elements, a wide and a narrow one, which are trusted; everything else
+    is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -50,7 +56,10 @@ def html_page(
     table = ladder_table(rows, footer=provenance(rows), errors=False).folded()
     keys = {column.key for column in table.columns}
     timed = "step_ns" in keys
-    memory, speed = table.only(keys - set(SPEED) if timed else keys), table.only(keys & {*NAMES, *SPEED})
+    label = labels(rows)
+    table = _named(table, [label(rung.row) for rung in rungs])
+    memory = table.only(keys - {*LABELLED, *(SPEED if timed else ())}).led_by(FIRST)
+    speed = table.only(keys & {*NAMES, *SPEED} - {*LABELLED})
     models = ", ".join(dict.fromkeys(row.model for row in rows)) or "no rows"
     failures, more = _failures(rungs)
     return engine.get_template("report.html.j2").render(
@@ -61,13 +70,22 @@ def html_page(
         memory=Markup(render(memory, "html")),
         speed=Markup(render(speed, "html")) if timed else "",
         lines=[visible(line, LINE_CHARS) for line in table.footer],
-        pictures=[{"title": one.title, "caption": one.caption, "svg": Markup(svg)} for one, svg in pictures],
+        pictures=[
+            {"title": one.title, "caption": one.caption, "wide": Markup(wide), "narrow": Markup(narrow)}
+            for one, wide, narrow in pictures
+        ],
         failures=failures,
         left_out=[*left_out, *more],
         environment=Markup(render(environment_table(rows), "html")),
         commands=commands(rows) or ["memplan ladder"],
         num_rows=len(rows),
     )
+
+
+def _named(table: Table, names: Sequence[str]) -> Table:
+    """A ladder's `table` with other names in its first column."""
+    rows = tuple((name, *values[1:]) for name, values in zip(names, table.rows, strict=True))
+    return dataclasses.replace(table, rows=rows)
 
 
 def environment_table(rows: Sequence[RungResult]) -> Table:
@@ -105,14 +123,14 @@ def _failures(rungs: Sequence[Repeats]) -> tuple[list[dict[str, Any]], list[str]
     from markupsafe import Markup
 
     rows = [row for rung in rungs for row in rung.rows if row.kind not in ("ok", "skipped")]
-    told = []
+    told, label = [], labels(rows)
     for row in rows[:MOST_FAILURES]:
         failure = row.failure
         alive = () if failure is None else failure.alive
         repeat = f", repeat {row.repeat}" if row.repeat > 1 else ""
         told.append(
             {
-                "name": visible(label(row, rows), 2 * NAME_CHARS) + repeat,
+                "name": visible(label(row), 2 * NAME_CHARS) + repeat,
                 "status": visible(row.status, NAME_CHARS),
                 "lines": failure_lines(row),
                 "alive": Markup(render(tensor_table(alive, "alive then"), "html")) if alive else "",

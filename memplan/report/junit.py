@@ -9,7 +9,7 @@ from memplan.analysis.comparison import Comparison, Finding
 from memplan.analysis.verdict import number, verdict
 from memplan.record import RungResult
 from memplan.report.failures import failure_lines
-from memplan.report.ladder_table import label
+from memplan.report.ladder_table import labels
 from memplan.report.outside import CELL_CHARS, LINE_CHARS, visible, visible_lines
 from memplan.units import format_bytes, seconds
 
@@ -68,9 +68,9 @@ def junit(cases: Sequence[Case], suite: str) -> str:
 def ladder_cases(rows: Sequence[RungResult]) -> list[Case]:
     """For each row whether it came to its end, whether its peak holds the gate, and whether it computes what the plain
     step does."""
-    found = []
+    found, label = [], labels(rows)
     for row in rows:
-        name = label(row, rows) + (f", repeat {row.repeat}" if row.repeat > 1 else "")
+        name = label(row) + (f", repeat {row.repeat}" if row.repeat > 1 else "")
         found.append(_status_case(row, name))
         if row.gate_bytes is not None:
             found.append(_gate_case(row, name, row.gate_bytes))

@@ -1,6 +1,6 @@
 """The ladder's page as tables: rows side by side, and estimate against measurement."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memplan.analysis import Agreement, findings, pulled
 from memplan.record import RungResult
@@ -18,22 +18,26 @@ def ladder_table(rows: Sequence[RungResult], footer: Sequence[str] = (), *, erro
     gates = sorted({(row.gate_bytes, row.gate_on) for row in rows if row.gate_bytes is not None})
     lines = [f"gate {format_bytes(size)} on {what} bytes, first step included" for size, what in gates]
     tried = [row for rung in rungs for row in rung.rows]
-    said = [f"{label(row, rows)}: {row.status}: {row.error}" for row in tried if row.error and errors]
-    said += [f"{label(row, rows)}: {row.environment['note']}" for row in tried if row.environment.get("note")]
-    said += [f"{label(row, rows)}: {warning}" for row in tried for warning in row.warnings]
+    label = labels(rows)
+    said = [f"{label(row)}: {row.status}: {row.error}" for row in tried if row.error and errors]
+    said += [f"{label(row)}: {row.environment['note']}" for row in tried if row.environment.get("note")]
+    said += [f"{label(row)}: {warning}" for row in tried for warning in row.warnings]
     lines += dict.fromkeys(said)
     lines += findings(shown)
     values = tuple(values_of(Line(rung=rung, lever=pulled(rung.row, shown))) for rung in rungs)
     return Table(columns=COLUMNS, rows=values, footer=(*lines, *footer))
 
 
-def label(row: RungResult, rows: Sequence[RungResult]) -> str:
-    """Name of the rung, with the model and the loss where those of `rows` differ."""
-    words = [row.model] if len({other.model for other in rows}) > 1 else []
-    words.append(row.rung)
-    if len({other.step.get("loss") for other in rows}) > 1:
-        words.append(f"loss {row.step.get('loss', 'full')}")
-    return " ".join(words)
+def labels(rows: Sequence[RungResult]) -> Callable[[RungResult], str]:
+    """What names a rung: with the model and the loss where those of `rows` differ."""
+    models = len({row.model for row in rows}) > 1
+    losses = len({row.step.get("loss") for row in rows}) > 1
+
+    def label(row: RungResult) -> str:
+        loss = f" loss {row.step.get('loss', 'full')}" if losses else ""
+        return f"{row.model} {row.rung}{loss}" if models else row.rung + loss
+
+    return label
 
 
 def agreement_table(found: Agreement, footer: Sequence[str] = ()) -> Table:

@@ -1,5 +1,6 @@
 """The folder of a climb: tables, pictures and a page, made from its rows alone."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from memplan.analysis.recommend import recommend
 from memplan.errors import NothingMeasuredError
 from memplan.record import RungResult, read_results
 from memplan.record.memory import SCHEMA_VERSION
-from memplan.report.figures import inline_svg, save, svg_text
+from memplan.report.figures import PHONE_INCHES, inline_svg, save, svg_text
 from memplan.report.html import html_page
 from memplan.report.ladder_table import ladder_table, provenance
 from memplan.report.plots import pictures
@@ -41,14 +42,17 @@ def write_page(
     files. Pictures for which there is nothing to draw are left out, and the page says why."""
     rungs, recommended = repeats_of(rows), recommend(rows)
     table = ladder_table(rows, footer=provenance(rows))
-    drawn, without = pictures(rungs, recommended=None if recommended is None else recommended.row, story=story)
+    use = None if recommended is None else recommended.row
+    drawn, without = pictures(rungs, recommended=use, story=story)
+    narrow, _ = pictures(rungs, recommended=use, story=story, inches=PHONE_INCHES)
     verdict, missed = verdict_of(rungs, recommended), [*warnings, *left_out(rungs, without)]
     texts = {"table.md": render(table, "md"), "table.csv": render(table, "csv")}
     shown = []
-    for picture in drawn:
+    for picture, small in zip(drawn, narrow, strict=True):
         svg = svg_text(picture)
         texts[f"{picture.name}.svg"] = svg
-        shown.append((picture, inline_svg(picture, svg)))
+        small = dataclasses.replace(small, name=f"{small.name}-narrow")
+        shown.append((picture, inline_svg(picture, svg), inline_svg(small, svg_text(small))))
     texts["report.html"] = html_page(rows, rungs, verdict=verdict, left_out=missed, pictures=shown)
     texts["summary.json"] = json.dumps(
         {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from memplan.record import RungResult
-from memplan.report.figures import MOST_DRAWN, Picture
+from memplan.report.figures import MOST_DRAWN, SHEET_INCHES, Picture
 from memplan.report.figures_agreement import agreement_picture
 from memplan.report.figures_peak import peak_picture, phases_picture
 from memplan.report.figures_speed import speed_picture
@@ -21,15 +21,20 @@ NOTHING = {
 
 
 def pictures(
-    rungs: Sequence[Repeats], *, recommended: RungResult | None = None, story: StepStory | None = None
+    rungs: Sequence[Repeats],
+    *,
+    recommended: RungResult | None = None,
+    story: StepStory | None = None,
+    inches: float = SHEET_INCHES,
 ) -> tuple[list[Picture], list[str]]:
-    """All pictures that there is something to draw for, and what was left out of them, a sentence each."""
+    """All pictures that there is something to draw for, `inches` wide, and what was left out of them, a sentence
+    each."""
     found = {
-        "peak": peak_picture(rungs),
-        "throughput": speed_picture(rungs, recommended),
-        "agreement": agreement_picture(rungs),
-        "phases": phases_picture(rungs),
-        "timeline": None if story is None else timeline_picture(story),
+        "peak": peak_picture(rungs, inches),
+        "throughput": speed_picture(rungs, recommended, inches),
+        "agreement": agreement_picture(rungs, inches),
+        "phases": phases_picture(rungs, inches),
+        "timeline": None if story is None else timeline_picture(story, inches),
     }
     left_out = [NOTHING[name] for name, picture in found.items() if picture is None]
     if len(rungs) > MOST_DRAWN:

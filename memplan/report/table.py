@@ -74,6 +74,16 @@ class Table:
             rows=tuple(tuple(row[index] for index in kept) for row in self.rows),
         )
 
+    def led_by(self, keys: Sequence[str]) -> "Table":
+        """This table with the columns of `keys`, as far as it has them, before the others."""
+        order = {key: place for place, key in enumerate(keys)}
+        places = sorted(range(len(self.columns)), key=lambda index: order.get(self.columns[index].key, len(order)))
+        return dataclasses.replace(
+            self,
+            columns=tuple(self.columns[index] for index in places),
+            rows=tuple(tuple(row[index] for index in places) for row in self.rows),
+        )
+
     def cell(self, row: Sequence[Any], index: int) -> str:
         """Text of one value."""
         value = row[index]

@@ -17,7 +17,9 @@ from memplan.report.figures import (
     INK,
     PAPER,
     RED,
+    SHEET_INCHES,
     Picture,
+    is_narrow,
     legend,
     save,
     scale_of,
@@ -32,7 +34,7 @@ CAPTION = "What is alive from the first allocation of a step to its last free, a
 MOST_POINTS = 500
 """Points of a picture, which is about as many as can be told apart in print."""
 LABEL_WIDTH_FRAC = 0.075
-"""Share of the axis that a phase's name takes."""
+"""Share of the axis that a phase's name takes on a wide sheet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +112,13 @@ def timeline_plot(traced: TracedSteps, path: Path, *, title: str, gate_bytes: in
         ) from None
 
 
-def timeline_picture(story: StepStory) -> Picture:
+def timeline_picture(story: StepStory, inches: float = SHEET_INCHES) -> Picture:
     """Allocated bytes over the moments of a step, stacked by category."""
     from matplotlib.patches import Patch
 
     timeline, peak, gate_bytes = thinned(story.timeline), story.peak_allocated_bytes, story.gate_bytes
     scale = scale_of([peak, gate_bytes])
-    figure, axes = sheet(height=5.2)
+    figure, axes = sheet(5.2, inches)
     names = [name for name in CATEGORY_LOOKS if any(timeline.bytes_by_category.get(name, ()))]
     series = [[scale(value) for value in timeline.bytes_by_category[name]] for name in names]
     num_points = len(series[0]) if series else 0
@@ -144,7 +146,7 @@ def timeline_picture(story: StepStory) -> Picture:
         axes.annotate(text, (0, scale(gate_bytes)), (4, 3), textcoords="offset points", color=INK, fontsize=8)
     for start, _ in timeline.phases:
         axes.axvline(start, color=FAINT, linewidth=0.6, linestyle=":", zorder=0.5)
-    for start, phase in labelled(timeline.phases, num_points):
+    for start, phase in labelled(timeline.phases, num_points, LABEL_WIDTH_FRAC * SHEET_INCHES / inches):
         axes.annotate(for_plot(phase), (start, top), (3, -9), textcoords="offset points", color=FAINT, fontsize=7.5)
     axes.set_xlim(0, max(1, num_points - 1))
     axes.set_ylim(0, top)
@@ -152,7 +154,7 @@ def timeline_picture(story: StepStory) -> Picture:
     axes.set_xlabel("allocations and frees of one step, in order")
     axes.set_ylabel(f"allocated [{scale.unit}]")
     said = f"{story.title} traced for {story.device}: peak {format_bytes(peak)} in {story.phase}"
-    axes.set_title(for_plot(said, 100), loc="left", fontsize=10, color=INK)
+    axes.set_title(for_plot(said, 52 if is_narrow(figure) else 100), loc="left", fontsize=10, color=INK)
     legend(
         figure,
         [
@@ -184,9 +186,11 @@ def thinned(timeline: Timeline, most: int = MOST_POINTS) -> Timeline:
     )
 
 
-def labelled(phases: Sequence[tuple[int, str]], num_points: int) -> list[tuple[int, str]]:
+def labelled(
+    phases: Sequence[tuple[int, str]], num_points: int, width_frac: float = LABEL_WIDTH_FRAC
+) -> list[tuple[int, str]]:
     """The phases whose names find room, the longest first, so that no name stands over another phase's stretch."""
-    width = num_points * LABEL_WIDTH_FRAC
+    width = num_points * width_frac
     ends = [start for start, _ in phases[1:]] + [num_points]
     longest = sorted(zip(phases, ends, strict=False), key=lambda each: each[0][0] - each[1])
     found: list[tuple[int, str]] = []

@@ -12,7 +12,7 @@ from samples import row_of
 from memplan.analysis.recommend import recommend
 from memplan.record import RungResult
 from memplan.record.trace import Timeline
-from memplan.report.figures import CATEGORY_LOOKS, MOST_DRAWN, drawn, inline_svg, name_of, save, svg_text
+from memplan.report.figures import CATEGORY_LOOKS, MOST_DRAWN, PHONE_INCHES, drawn, inline_svg, name_of, save, svg_text
 from memplan.report.figures_agreement import agreement_picture
 from memplan.report.figures_peak import peak_picture, phases_picture
 from memplan.report.figures_speed import front, name_points, speed_picture
@@ -202,6 +202,19 @@ def test_pyplot_is_never_loaded(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_narrow_picture_has_its_names_and_numbers_inside() -> None:
+    """Letters of a phone's picture are as large as on paper, so that nothing has room beside the bars."""
+    rungs = repeats_of([*ladder(), row_of(rung="B1c1@" + "x" * 99, run_id="long")])
+    for picture in pictures(rungs, inches=PHONE_INCHES)[0]:
+        figure = picture.figure
+        figure.draw_without_rendering()
+        renderer = figure.canvas.get_renderer()
+        words = [text for text in figure.axes[0].texts if picture.name != "throughput"]
+        boxes = [text.get_window_extent(renderer) for text in words] + [figure.legends[0].get_window_extent(renderer)]
+        assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width + 1 for box in boxes), picture.name
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes[1:], 2)), picture.name
 
 
 def test_a_legend_of_every_entry_stays_on_the_sheet() -> None:
