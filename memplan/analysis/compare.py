@@ -104,9 +104,9 @@ def _findings(pair: Pair, tolerance: Tolerance, across: bool) -> Iterator[Findin
         yield finding(pair, "status", "incomparable", status(pair.base), status(pair.new), why=pair.drift)
         return
     if empty := [side for side, rows in (("before", pair.base), ("now", pair.new)) if all(map(is_empty, rows))]:
-        lost = "missing" if empty == ["now"] else "incomparable"
+        label = "missing" if empty == ["now"] else "incomparable"
         why = f"neither a peak nor a time {' and '.join(empty)}, though it came to its end"
-        yield finding(pair, "status", lost, status(pair.base), status(pair.new), why=why)
+        yield finding(pair, "status", label, status(pair.base), status(pair.new), why=why)
         return
     different = {} if across else memory_differences(pair.base, pair.new)
     if different:

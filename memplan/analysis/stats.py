@@ -59,6 +59,7 @@ def difference(
     least_abs: float = LEAST_EFFECT_NS,
 ) -> Difference:
     """Whether the times `new` differ from `base` by more than the least effect, by the table above."""
+    base, new = ([time for time in side if time > 0] for side in (base, new))  # a clock that stood still
     if not base or not new:
         return Difference(label="insufficient", change=None, interval=None, least=least_frac)
     least = max(least_frac, least_abs / statistics.median(base))

@@ -1,11 +1,13 @@
 """What a real run left behind: one row a rung and repeat, with the numbers of a failure too."""
 
 import dataclasses
+import json
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.record.memory import SCHEMA_VERSION
+from memplan.record.misfit import LARGEST, misfit
 from memplan.record.trace import LiveTensor
 
 STATUSES = (
@@ -226,7 +228,8 @@ class RungResult:
     def samples_per_s(self) -> float | None:
         """Samples a second over the timed steps: B * steps / total time."""
         total_ns = sum(self.step_ns)
-        return self.step["batch"] * len(self.step_ns) * 10**9 / total_ns if total_ns else None
+        batch = self.step.get("batch")
+        return batch * len(self.step_ns) * 10**9 / total_ns if batch and total_ns else None
 
     @property
     def median_step_ns(self) -> int | None:
@@ -247,7 +250,11 @@ class RungResult:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "RungResult":
-        """The row of a JSON line; keys that this version does not know are left out."""
+        """The row of a JSON line; keys that this version does not know are left out. ValueError, which says what is
+        wrong, where a value is none that a row can have."""
+        wrong = misfit(RungResult, data) or _wrong_facts(data)
+        if wrong is not None:
+            raise ValueError(wrong)
         values = _known(RungResult, data)
         values["windows"] = {
             name: WindowPeak(**_known(WindowPeak, window)) for name, window in values.get("windows", {}).items()
@@ -257,6 +264,18 @@ class RungResult:
         for name in ("step_ns", "loss", "warnings"):
             values[name] = tuple(values.get(name, ()))
         return RungResult(**values)
+
+
+def _wrong_facts(data: dict[str, Any]) -> str | None:
+    """What is wrong with the facts of step and environment that others compute with, in words."""
+    for name in ("batch", "seq"):
+        value = data["step"].get(name)
+        if value is not None and not (type(value) is int and 0 < value <= LARGEST):
+            return f"step.{name} is {json.dumps(value)[:60]}, not a whole number above zero"
+    settings = data.get("environment", {}).get("settings")
+    if settings is not None and not isinstance(settings, dict):
+        return f"environment.settings is {json.dumps(settings)[:60]}, not an object"
+    return None
 
 
 def _known(kind: Any, data: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from memplan.record.outcome import RungResult
 
 ROWS_FILE = "ladder.jsonl"
 """The rows in a folder of results."""
-_REFUSED = (TypeError, AttributeError, KeyError, ValueError)
-"""What a JSON object that is no row makes of `RungResult.from_dict`."""
+_MARK = b"\xef\xbb\xbf"
+"""What some editors put before the first line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def read_results(path: Path) -> Results:
     """
     file = rows_file(path)
     try:
-        lines = file.read_bytes().split(b"\n")
+        lines = file.read_bytes().removeprefix(_MARK).split(b"\n")
     except OSError as error:
         raise MemplanError(f"{file} cannot be read: {error.strerror}.") from None
     rows: dict[tuple[str, int], RungResult] = {}
@@ -119,13 +119,9 @@ def _row(data: dict[str, Any], where: str) -> RungResult:
             "Type: pip install --upgrade memplan",
         )
     try:
-        row = RungResult.from_dict(data)
-    except _REFUSED:
-        row = None
-    texts = () if row is None else (row.rung, row.run_id, row.status, row.source, row.model, row.command)
-    if row is None or not all(isinstance(text, str) for text in texts) or not isinstance(row.step, dict):
-        raise MemplanError(f"{where} is not a row of a ladder.")
-    return row
+        return RungResult.from_dict(data)
+    except ValueError as error:
+        raise MemplanError(f"{where} is not a row of a ladder: {error}.") from None
 
 
 def _torn(file: Path, numbers: list[int]) -> str:

@@ -131,3 +131,8 @@ def test_a_judgement_takes_no_time() -> None:
 def test_spread_is_a_share_of_the_median() -> None:
     assert spread([100, 110, 130]) == pytest.approx(30 / 110)
     assert spread([100]) is None
+
+
+def test_a_time_of_zero_is_no_time() -> None:
+    assert difference([0, 0, 0, 0, 0], [1, 1, 1, 1, 1]).label == "insufficient"
+    assert difference([10**9, 0, 10**9, 10**9], [10**9, 10**9, 10**9, 0]).label == "same"

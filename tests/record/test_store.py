@@ -110,12 +110,50 @@ def test_a_foreign_file_is_refused_in_one_sentence(content: bytes, tmp_path: Pat
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("change", [{"rung": 3}, {"step": "B4"}, {"windows": [1]}, {"step_ns": 5}, {"run_id": None}])
-def test_a_row_whose_facts_have_other_kinds_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rung": 3}, "rung is 3, not a text"),
+        ({"step": "B4"}, 'step is "B4", not an object'),
+        ({"step": {"batch": "4"}}, 'step.batch is "4", not a whole number above zero'),
+        ({"windows": [1]}, "windows is [1], not an object"),
+        ({"windows": {"measured": {"allocated_bytes": -1}}}, "windows.measured.allocated_bytes is -1, below zero"),
+        ({"windows": {"measured": {}}}, "it has no windows.measured.allocated_bytes"),
+        ({"step_ns": 5}, "step_ns is 5, not a list"),
+        ({"step_ns": "abc"}, 'step_ns is "abc", not a list'),
+        ({"step_ns": ["abc"]}, 'step_ns is "abc", not a whole number'),
+        ({"step_ns": [5, 0]}, "step_ns is 0, not above zero"),
+        ({"step_ns": [-5]}, "step_ns is -5, below zero"),
+        ({"run_id": None}, "run_id is null, not a text"),
+        ({"peak_allocated_bytes": "12"}, 'peak_allocated_bytes is "12", not a whole number'),
+        ({"peak_allocated_bytes": float("nan")}, "peak_allocated_bytes is NaN, not a whole number"),
+        ({"peak_allocated_bytes": 1.5}, "peak_allocated_bytes is 1.5, not a whole number"),
+        ({"peak_allocated_bytes": True}, "peak_allocated_bytes is true, not a whole number"),
+        ({"peak_allocated_bytes": 10**40}, f"peak_allocated_bytes is {10**40}, more than there is"),
+        ({"peak_flops": float("inf")}, "peak_flops is Infinity"),
+        ({"environment": "x"}, 'environment is "x", not an object'),
+        ({"environment": {"settings": [1]}}, "environment.settings is [1], not an object"),
+        ({"breakdown": {"params": "many"}}, 'breakdown.params is "many", not a whole number'),
+        ({"breakdown": {"a\n\u202eb": 0.5}}, r"breakdown.a\n\u202eb is 0.5, not a whole number"),
+        ({"failure": {"window": "build", "alive": [{"num_bytes": 3}]}}, "it has no failure.alive.category"),
+        ({"loss": ["none"]}, 'loss is "none", not a number'),
+    ],
+)
+def test_a_row_with_a_value_that_none_can_have_is_refused_by_file_line_and_key(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "ladder.jsonl"
-    path.write_text(json.dumps(row_of().to_dict() | change))
-    with pytest.raises(MemplanError, match="line 1 is not a row of a ladder"):
-        read_results(path)
+    good = row_of(loss=(float("nan"),), grad_norm=float("inf"), windows={}).to_dict()  # training that diverged is a row
+    path.write_text(json.dumps(good) + "\n" + json.dumps(good | change))
+    with pytest.raises(MemplanError) as refused:
+        read_all([path])
+    assert str(refused.value) == f"{path}, line 2 is not a row of a ladder: {said}."
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "ladder.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(row_of().to_dict()).encode())
+    assert read_results(path) == Results(rows=(row_of(),))
 
 
 def test_a_newer_version_is_refused_with_what_to_type(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_comparison_fails_where_something_is_worse_or_gone() -> None:
 
 def test_a_comparison_that_compared_nothing_is_an_error() -> None:
     only_new = comparison(finding("new"))
-    assert only_new.exit_code == 3
+    assert only_new.exit_code == 4
     assert outcomes(suite(junit(comparison_cases(only_new), "x")))["rungs"] == "error"
     assert outcomes(suite(junit(comparison_cases(comparison(nothing="no rows")), "x"))) == {"rungs": "error"}
 
