@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.analysis.history import Moment
 from memplan.analysis.verdict import signed_bytes
+from memplan.errors import MemplanError
 from memplan.report.figures import (
     BLUE,
     FAINT,
@@ -30,6 +31,8 @@ from memplan.units import format_bytes, format_ns, format_percent, seconds
 
 LOOKS = tuple(zip((BLUE, ORANGE, GREEN, PURPLE, SKY, GREY), ("o", "s", "^", "D", "v", "P"), strict=True))
 """Colour and mark of each line, one rung a line; where there are more they come again with dashes."""
+PICTURES = (".png", ".svg")
+"""Endings of a picture's file."""
 MOST_DRAWN = 12
 """Rungs that the picture shows, those with a step in their trend first; the table shows all."""
 CAPTION = "Triangles mark what moved beyond the tolerance: upwards it got worse, downwards better."
@@ -77,7 +80,10 @@ def _values(moment: Moment, models: set[str]) -> tuple[Any, ...]:
 
 
 def history_plot(moments: Sequence[Moment], path: Path) -> None:
-    """Writes the picture of the trend as the kind of file that the ending of `path` names."""
+    """Writes the picture of the trend as the kind of file that the ending of `path` names; MemplanError where that is
+    neither of `PICTURES`."""
+    if path.suffix not in PICTURES:
+        raise MemplanError(f"{path} names no picture.", f"Type a file that ends in {' or '.join(PICTURES)}.")
     save(history_picture(moments).figure, path)
 
 

@@ -12,7 +12,7 @@ from memplan.report.figures import Picture
 from memplan.report.ladder_columns import NAMES, SPEED
 from memplan.report.ladder_table import labels, ladder_table, provenance
 from memplan.report.outside import LINE_CHARS, visible, visible_lines
-from memplan.report.render import render
+from memplan.report.render import html_table
 from memplan.report.repeats import Repeats
 from memplan.report.table import Column, Table
 from memplan.report.trace_page import tensor_table
@@ -67,8 +67,8 @@ def html_page(
         title=f"Memory of {visible(models, 2 * NAME_CHARS)}",
         verdict=verdict.sentences,
         tone=verdict.tone,
-        memory=Markup(render(memory, "html")),
-        speed=Markup(render(speed, "html")) if timed else "",
+        memory=Markup(html_table(memory)),
+        speed=Markup(html_table(speed)) if timed else "",
         lines=[visible(line, LINE_CHARS) for line in table.footer],
         pictures=[
             {"title": one.title, "caption": one.caption, "wide": Markup(wide), "narrow": Markup(narrow)}
@@ -76,7 +76,7 @@ def html_page(
         ],
         failures=failures,
         left_out=[*left_out, *more],
-        environment=Markup(render(environment_table(rows), "html")),
+        environment=Markup(html_table(environment_table(rows))),
         commands=commands(rows) or ["memplan ladder"],
         num_rows=len(rows),
     )
@@ -133,7 +133,7 @@ def _failures(rungs: Sequence[Repeats]) -> tuple[list[dict[str, Any]], list[str]
                 "name": visible(label(row), 2 * NAME_CHARS) + repeat,
                 "status": visible(row.status, NAME_CHARS),
                 "lines": failure_lines(row),
-                "alive": Markup(render(tensor_table(alive, "alive then"), "html")) if alive else "",
+                "alive": Markup(html_table(tensor_table(alive, "alive then").folded())) if alive else "",
                 "text": visible_lines(failure.text, TEXT_CHARS) if failure is not None and failure.text else "",
             }
         )

@@ -1,4 +1,4 @@
-"""One table, six looks: for a terminal, for a log, Markdown, HTML, csv, json and jsonl."""
+"""One table, six looks: for a terminal, for a log, Markdown, a page, csv, json and jsonl."""
 
 import csv
 import html
@@ -7,11 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from memplan.errors import MemplanError, near_names
 from memplan.report.outside import CELL_CHARS, LINE_CHARS, for_markdown, for_spreadsheet, visible
 from memplan.report.table import Table
 
+STYLE = Path(__file__).with_name("templates") / "style.css"
+"""How pages look."""
 FORMS = ("table", "json", "jsonl", "md", "csv", "html")
 WRAP_FROM = 32
 """Characters from which a cell may be wrapped. On a terminal a table that does not fit even so is printed plain."""
@@ -52,7 +55,7 @@ def render(table: Table, form: str = "table", *, rich: bool = False) -> str:
     if form == "md":
         return _markdown(folded)
     if form == "html":
-        return _html(folded)
+        return _page(folded)
     return _rich(folded) if rich else _plain(folded)
 
 
@@ -95,8 +98,31 @@ def _markdown(table: Table) -> str:
     return "\n".join([*title, *body, *_spaced(tuple(for_markdown(text) for text in table.footer), "<br>")])
 
 
-def _html(table: Table) -> str:
-    """A table element and its lines below; a cell whose text has a colour is of the class of that name."""
+def _page(table: Table) -> str:
+    """A whole page of `table` that asks nobody for anything."""
+    title = html.escape(visible(table.title, CELL_CHARS) or "memplan")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+{STYLE.read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<div class="wide rungs" tabindex="0" role="region" aria-label="{title}">
+{html_table(table)}
+</div>
+</body>
+</html>"""
+
+
+def html_table(table: Table) -> str:
+    """The element of `table`, folded already, and its lines below; a cell whose text has a colour is of the class of that
+    name."""
 
     def cell(text: str, align: str) -> str:
         known = ("number" * (align == "right"), "long" * (len(text) > WRAP_FROM), STATUS_STYLES.get(text, ""))

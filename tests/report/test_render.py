@@ -1,6 +1,7 @@
 """One table, five looks."""
 
 import csv
+import dataclasses
 import io
 import json
 
@@ -62,6 +63,14 @@ def test_machines_get_all_columns_and_raw_values() -> None:
     first, second = csv.DictReader(io.StringIO(render(TABLE, "csv")))
     assert first == {"rung": "B4|c2", "model": "tiny", "peak_bytes": str(3 * MIB)}
     assert second["peak_bytes"] == ""
+
+
+def test_html_is_a_whole_page_of_the_table() -> None:
+    page = render(dataclasses.replace(TABLE, title="<Rungs>"), "html")
+    assert page.startswith("<!DOCTYPE html>") and page.endswith("</html>")
+    for said in ('charset="utf-8"', "width=device-width", "<title>&lt;Rungs&gt;</title>", "prefers-color-scheme: dark"):
+        assert said in page
+    assert page.count("<table>") == page.count("</table>") == 1 and "<td>B4|c2</td>" in page
 
 
 def test_rich_draws_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
