@@ -63,7 +63,7 @@ def recommend(rows: Sequence[RungResult]) -> Recommendation | None:
         else:
             words.append(f"{format_percent(change).lstrip('+')} faster than the next, {_name(other[0], rows)}")
     elif len({one.run_id for one in rows}) > 1:
-        words.append("the only rung that passed")
+        words.append("the only measured rung that passed")
     if row.peak_allocated_bytes is not None:
         words.append(f"peak {format_bytes(row.peak_allocated_bytes)}")
     if row.gate_bytes is not None and row.gated_bytes is not None:

@@ -52,6 +52,11 @@ def test_f17_nothing_is_recommended_that_was_not_measured() -> None:
     assert recommend([rung("B4c1@none", 1, 60, status="thrash", verdict="fail")]) is None
 
 
+def test_a_rung_that_passed_by_its_trace_alone_makes_no_measured_one_the_only_one_that_passed() -> None:
+    found = recommend([rung("B4c1@none", 1, 60), rung("B4c1@full", 1, 40, source="simulated")])
+    assert found is not None and ", the only measured rung that passed, " in found.sentence
+
+
 def test_f17_a_search_says_what_it_tried_on_both_sides() -> None:
     passed, failed = rung("B8c1@none", 1, 60), rung("B9c1@none", 1, 71, verdict="fail", status="over_gate")
     assert brackets([passed, failed]) == ("B8c1@none is the largest that passes; B9c1@none does not",)
