@@ -59,12 +59,22 @@ def test_choices_that_change_memory_are_estimated(changes: dict[str, object]) ->
     [
         # A frozen head's bf16 copy is not cached: every loss chunk keeps its own.
         ("tiny-molmo2", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked:4", "optimizer": "sgd"}),
-        ("tiny-molmo2", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked-ckpt:4", "optimizer": "sgd"}),
+        pytest.param(
+            "tiny-molmo2",
+            "B2c1",
+            {"precision": "bf16-mixed", "seq": 64, "loss": "chunked-ckpt:4", "optimizer": "sgd"},
+            marks=pytest.mark.slow,
+        ),
         # Without images, tower and connector get no gradients and no optimizer state.
         ("tiny-molmo2", "B1c1", {"seq": 16, "images": 0}),
         # Few rows: the head's own gradient is the largest thing there is.
         ("tiny-wide", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked:2", "optimizer": "sgd"}),
-        ("tiny-wide", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked-ckpt:4", "optimizer": "sgd"}),
+        pytest.param(
+            "tiny-wide",
+            "B2c1",
+            {"precision": "bf16-mixed", "seq": 64, "loss": "chunked-ckpt:4", "optimizer": "sgd"},
+            marks=pytest.mark.slow,
+        ),
         # The learned positions' gradient is as large as their table.
         ("tiny-gpt2", "B1c1", {"seq": 8}),
         ("tiny-gpt2", "B2c2", {"seq": 8}),

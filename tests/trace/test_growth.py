@@ -32,7 +32,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("device", [CPU, H100], ids=lambda device: device.name)
+@pytest.mark.parametrize("device", [pytest.param(CPU, marks=pytest.mark.slow), H100], ids=lambda device: device.name)
 @pytest.mark.parametrize(("model", "rung", "changes"), CASES)
 def test_a_grown_trace_is_the_full_one(model: str, rung: str, changes: dict[str, object], device: object) -> None:
     run = asked(model, rung, device=device, seq=32, **changes)  # type: ignore[arg-type]

@@ -31,7 +31,12 @@ def run_of(lever: str, model: str = "tiny", **step: Any) -> RunSpec:
     return asked(model, rung, **({"seq": 64, "precision": "fp32"} | levers | step))
 
 
-@pytest.mark.parametrize("lever", LEVERS)
+BY_DEFAULT = ("first:2", "offload", "lora and checkpointing", "prefix and suffix, checkpointed")
+
+
+@pytest.mark.parametrize(
+    "lever", [pytest.param(lever, marks=() if lever in BY_DEFAULT else pytest.mark.slow) for lever in LEVERS]
+)
 def test_the_trace_is_what_the_cpu_measures(lever: str) -> None:
     run = run_of(lever)
     untold = 4 * RNG_STATE_BYTES if run.step.dropout and run.step.ckpt == "full" else 0
@@ -55,7 +60,7 @@ def test_what_waits_on_the_host_is_not_on_the_card() -> None:
     assert offload.to_dict()["host_bytes"] == offload.steps.steady.host_bytes
 
 
-@pytest.mark.parametrize("ckpt", ["none", "full"])
+@pytest.mark.parametrize("ckpt", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_equal_blocks_are_told_from_a_few_with_a_cache_too(ckpt: str) -> None:
     run = on_card(asked("smollm2-135m", f"B2c1@{ckpt}", seq=128, precision="bf16", workload="prefix-suffix", suffix=16))
     few, whole = simulate(run), simulate(run, grow_blocks=False)
