@@ -274,3 +274,10 @@ def test_a_history_is_a_table_and_a_picture(picture: str, run: Any) -> None:
     assert Path(picture).stat().st_size > 5000
     records = json.loads(run("history", "all/3", "all/1", "all/1", "-o", "json")[1])
     assert [(one["commit"], one["peak_change_bytes"]) for one in records] == [("c1", None), ("c3", 30 * MIB)]
+
+
+@pytest.mark.parametrize("picture", ["trend.html", "trend.gif", "."])
+def test_a_trend_is_drawn_as_png_or_svg_alone(picture: str, run: Any) -> None:
+    code, _, err = run("history", climbed("first", row_of()), "--plot", picture)
+    assert code == 2
+    assert "Type a file that ends in .png or .svg." in err

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memplan.record import RungResult
 from memplan.units import format_bytes, format_percent
@@ -42,26 +43,31 @@ class Pulled:
         return with_it / without - 1 if with_it is not None and without else None
 
 
-def pulled(row: RungResult, rows: Sequence[RungResult]) -> Pulled | None:
-    """`row` beside the one of `rows` that differs in one lever, which it leaves alone; the lever first named in `PLAIN`
-    where there are several, None where there is none."""
-    for lever, plain in PLAIN.items():
-        if row.step.get(lever, plain) == plain:
-            continue
-        for other in rows:
-            if other.model == row.model and other.source == row.source and other.step == row.step | {lever: plain}:
+def pulled(rows: Sequence[RungResult]) -> list[Pulled | None]:
+    """Each of `rows` beside the first one of them that differs in one lever, which it leaves alone; the lever first
+    named in `PLAIN` where there are several, None where there is none."""
+    found: dict[str, RungResult] = {}
+    for row in rows:
+        found.setdefault(_step(row, row.step), row)
+
+    def beside(row: RungResult) -> Pulled | None:
+        for lever, plain in PLAIN.items():
+            other = found.get(_step(row, row.step | {lever: plain}))
+            if row.step.get(lever, plain) != plain and other is not None:
                 return Pulled(lever=lever, row=row, plain=other)
-    return None
+        return None
+
+    return [beside(row) for row in rows]
 
 
 def findings(rows: Sequence[RungResult]) -> tuple[str, ...]:
     """What the rows say about each lever, in words."""
-    lines = []
-    for row in rows:
-        pair = pulled(row, rows)
-        if pair is not None and (line := sentence(pair)):
-            lines.append(line)
+    lines = [line for pair in pulled(rows) if pair is not None and (line := sentence(pair))]
     return (*lines, *losses(rows))
+
+
+def _step(row: RungResult, step: dict[str, Any]) -> str:
+    return f"{row.model} {row.source} {sorted(step.items())}"
 
 
 def sentence(pair: Pulled) -> str:

@@ -23,6 +23,8 @@ LOOSE_FRAC = 0.02
 """The share for reserved and used bytes."""
 LOOSE_BYTES = 64 * MIB
 """The bytes for these: three of the allocator's 20 MiB segments."""
+LEFT = "between two steps "
+"""What stands in the words about a peak before those about what is left there."""
 WORTH_NAMING = 0.1
 """Share of a difference below which a category is not named as its cause."""
 
@@ -39,8 +41,7 @@ def memory_findings(pair: Pair, tolerance_frac: float, tolerance_bytes: int) -> 
     )
     peak = _judge(pair, "peak_allocated_bytes", _whole, exact, why=lambda: peak_cause(pair.base, pair.new))
     if peak is not None and left is not None and peak.label == left.label == "worse" and left.why:
-        at_peak = f"; at the peak {peak.why}" if peak.why and peak.why != left.why else ""
-        peak = replace(peak, why=f"{left.why} between two steps, which the peak rests on{at_peak}")
+        peak = replace(peak, why="; ".join(filter(None, (peak.why, f"{LEFT}{left.why}"))))
     yield from (one for one in (peak, left) if one is not None)
     for metric, gate, read in (
         ("peak_reserved_bytes", "reserved", lambda row: row.peak_reserved_bytes),

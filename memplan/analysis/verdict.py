@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 
 from memplan.analysis.comparison import Comparison, Finding
+from memplan.analysis.memory_findings import LEFT
 from memplan.units import format_bytes, format_ns, format_percent
 
 NAMED = 3
 """Rungs that a sentence names; the rest are counted."""
 MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "estimated_bytes", "traced_bytes")
-"""Metrics that are peaks."""
+"""Metrics that are peaks, the one that speaks for a rung first."""
+KINDS = {metric: metric.split("_")[-2] for metric in MEMORY[1:]}
+"""What to call the bytes of a peak that are not allocated ones: `reserved`."""
 
 
 def verdict(found: Comparison) -> str:
@@ -72,7 +75,7 @@ def notes(found: Comparison) -> tuple[str, ...]:
 def effect(finding: Finding) -> str:
     """What a finding says, in a few words: `+12.00 MiB in activations`, `+8.20 % step time`, `ok before, oom now`."""
     if finding.unit == "bytes" and finding.delta is not None:
-        return signed_bytes(int(finding.delta))
+        return " ".join(filter(None, (signed_bytes(int(finding.delta)), KINDS.get(finding.metric))))
     if finding.unit == "ns" and finding.change is not None:
         return f"{format_percent(finding.change)} step time"
     if finding.metric == "status" and finding.base is not None and finding.new is not None:
@@ -106,9 +109,17 @@ def _part(findings: Sequence[Finding], total: int, one: str, many: str) -> str:
 
 
 def _cause(finding: Finding) -> str:
-    """` in activations` where `why` says that a category grew or shrank."""
-    first = finding.why.partition(" ")
-    return f" in {first[0]}" if first[2].startswith(("grew by", "shrank by")) else ""
+    """` in activations` where `why` says that a category grew or shrank, and what is left between two steps."""
+    at_peak, _, left = finding.why.partition(LEFT)
+    first, kept = _mover(at_peak), _mover(left)
+    stays = f" ({'' if kept == first else f'{kept} '}left from the step before)" if kept else ""
+    return (f" in {first}" if first else "") + stays
+
+
+def _mover(why: str) -> str:
+    """The category that `why` begins with; empty where it names none."""
+    name, _, rest = why.partition(" ")
+    return name if rest.startswith(("grew by", "shrank by")) else ""
 
 
 def _uncovered(found: Comparison, total: int) -> str:
@@ -121,7 +132,12 @@ def _uncovered(found: Comparison, total: int) -> str:
 
 
 def _peaks(found: Comparison, label: str) -> list[Finding]:
-    return [finding for finding in found.of(label) if finding.metric in MEMORY]
+    """Peaks with this label: of each rung the one that speaks for it, where it has several."""
+    first: dict[str, Finding] = {}
+    for finding in sorted(found.of(label), key=lambda one: MEMORY.index(one.metric) if one.metric in MEMORY else -1):
+        if finding.metric in MEMORY:
+            first.setdefault(finding.name, finding)
+    return sorted(first.values(), key=lambda one: one.rank)
 
 
 def _leaks(found: Comparison, label: str) -> list[Finding]:

@@ -114,10 +114,25 @@ def test_a_peak_that_rests_on_a_leak_names_what_is_left_between_steps() -> None:
         breakdown=PARTS | {"other": 12 * MIB}, between_steps=leaking, peak_allocated_bytes=112 * MIB
     )  # fmt: skip
     found = compare([base], [new])
-    assert one(found).why == (
-        "activations grew by 12.00 MiB between two steps, which the peak rests on; at the peak other grew by 12.00 MiB"
+    assert one(found).why == "other grew by 12.00 MiB; between two steps activations grew by 12.00 MiB"
+    assert one(found, "category:other").label == "worse"
+    assert verdict(found) == (
+        "1 of 1 rung needs more memory: B4c2@none +12.00 MiB in other (activations left from the step before)."
     )
-    assert verdict(found) == "1 of 1 rung needs more memory: B4c2@none +12.00 MiB in activations."
+    same = row_of(breakdown=PARTS | {"activations": 62 * MIB}, between_steps=leaking, peak_allocated_bytes=112 * MIB)
+    assert verdict(compare([row_of(breakdown=PARTS, between_steps=between)], [same])) == (
+        "1 of 1 rung needs more memory: B4c2@none +12.00 MiB in activations (left from the step before)."
+    )
+
+
+def test_the_sentence_tells_the_change_of_the_peak_and_names_other_bytes() -> None:
+    def simulated(reserved: int, **peak: int) -> RungResult:
+        return row_of(source="simulated", peak_reserved_bytes=reserved * MIB, step_ns=(), **peak)
+
+    reserved = compare([simulated(200)], [simulated(300)])
+    assert verdict(reserved) == "1 of 1 rung needs more memory: B4c2@none +100.00 MiB reserved."
+    both = compare([simulated(200)], [simulated(300, peak_allocated_bytes=110 * MIB)])
+    assert verdict(both) == "1 of 1 rung needs more memory: B4c2@none +10.00 MiB."
 
 
 def test_without_categories_a_leak_is_read_from_the_counters() -> None:
@@ -395,7 +410,11 @@ def test_f38_an_improvement_makes_the_base_stale_and_fails_only_when_strict() ->
     [
         ([], [row_of()], "BASE has no row"),
         ([row_of()], [], "NEW has no row"),
-        ([row_of()], [row_of(status="error", peak_allocated_bytes=None)], "NEW measured nothing: its row ended with error."),
+        (
+            [row_of()],
+            [row_of(status="error", peak_allocated_bytes=None)],
+            "NEW measured nothing: its row ended with error.",
+        ),
         ([row_of(status="killed")], [row_of()], "BASE measured nothing"),
         ([row_of()], [EMPTY], "NEW measured nothing: its row ended with ok and without a number."),
         ([EMPTY], [row_of()], "BASE measured nothing"),

@@ -67,7 +67,7 @@ def test_a_planted_leak_of_one_activation_a_block_is_caught_and_named(tmp_path: 
     assert found.returncode == 1, found.stdout
     answer = json.loads(found.stdout)
     assert answer["verdict"].startswith("1 of 1 rung needs more memory: B4c1@none +")
-    assert answer["verdict"].endswith(" in activations.")
+    assert answer["verdict"].endswith("activations left from the step before).")
     left = next(one for one in answer["findings"] if one["metric"] == "between_steps_bytes")
     hidden_bytes = 4 * 512 * 1024 * 4
     assert left["label"] == "worse"
