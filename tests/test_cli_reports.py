@@ -281,3 +281,23 @@ def test_a_trend_is_drawn_as_png_or_svg_alone(picture: str, run: Any) -> None:
     code, _, err = run("history", climbed("first", row_of()), "--plot", picture)
     assert code == 2
     assert "Type a file that ends in .png or .svg." in err
+
+
+def test_estimates_are_compared_as_they_were_printed(run: Any) -> None:
+    asked = ("estimate", "--model", "tiny", "--rung", "B4c2@full", "--seq", "64")
+    printed = run(*asked, "-o", "json")[1]
+    Path("base.json").write_text(printed)
+    Path("base.jsonl").write_text(run(*asked, "-o", "jsonl")[1])
+    assert run("compare", "base.json", "base.jsonl")[0] == 0, "the same twice"
+    grown = json.loads(printed)
+    grown["peak"]["allocated_bytes"] += 12 * MIB
+    grown["breakdown"]["logits"] += 12 * MIB
+    Path("new.jsonl").write_text(json.dumps(grown))
+    code, out, _ = run("compare", "base.json", "new.jsonl")
+    assert code == 1
+    assert out.startswith("1 of 1 rung needs more memory: B4c2@full +12.00 MiB in logits.")
+    Path("less.jsonl").write_text(json.dumps(grown | {"peak": {}}))
+    assert (
+        "line 1 is not a row of a ladder: its estimate lacks 'allocated_bytes'"
+        in run("compare", "base.json", "less.jsonl")[2]
+    )

@@ -11,7 +11,7 @@ from memplan.analysis.comparison import Comparison
 from memplan.analysis.matching import is_final, repeats
 from memplan.analysis.speed_findings import timed
 from memplan.analysis.stats import LEAST, LEAST_EFFECT_FRAC, spread
-from memplan.analysis.surroundings import SIMULATED_KEYS, SPEED_KEYS, memory_differences, plain_facts, told
+from memplan.analysis.surroundings import PREDICTED, SIMULATED_KEYS, SPEED_KEYS, memory_differences, plain_facts, told
 from memplan.errors import MemplanError, NotComparableError, NothingMeasuredError, near_names
 from memplan.record import RungResult, read_results
 from memplan.units import format_percent
@@ -53,14 +53,16 @@ def machine_slug(rows: Sequence[RungResult]) -> str:
 
 def slug_of(row: RungResult) -> str:
     """The same for one row."""
-    facts, simulated = row.environment, row.source == "simulated"
+    facts, simulated = row.environment, row.source in PREDICTED
     keys = SIMULATED_KEYS if simulated else SPEED_KEYS
     plain = plain_facts(facts, keys, minor=simulated)
     text = json.dumps(plain, sort_keys=True, default=str)
     if simulated:
-        name = f"simulated-{facts.get('device', 'card')}"
+        name = f"{row.source}-{facts.get('device', 'card')}"
     else:
         name = str(facts.get("gpu") or f"cpu-{facts.get('cpu', 'unknown')}")
+    if row.source == "estimated":  # formulas have no torch
+        return f"{_plain(name)}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     words = [_plain(name), f"torch-{_plain(str(plain.get('torch', 'unknown')))}"]
     return "_".join([*words, hashlib.sha256(text.encode()).hexdigest()[:6]])
 

@@ -37,7 +37,7 @@ class Finding:
     run_id: str
     """Identity of the run: that of the new side, where there is one."""
     source: str
-    """`measured` or `simulated`."""
+    """`measured`, `simulated` or `estimated`."""
     metric: str
     """`status`, `peak_allocated_bytes`, `peak_reserved_bytes`, `peak_used_bytes`, `between_steps_bytes`, `step_ns`,
     `samples_per_s`, `estimated_bytes`, `traced_bytes`; `phase:NAME` and `category:NAME` are details of the peak."""

@@ -43,7 +43,7 @@ class Moment:
     run_id: str
     """Identity of the run."""
     source: str
-    """`measured` or `simulated`."""
+    """`measured`, `simulated` or `estimated`."""
     at: str
     """When it began, UTC, ISO 8601."""
     commit: str | None

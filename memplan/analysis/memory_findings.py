@@ -3,7 +3,8 @@
 Of several repeats the largest counts. Reserved and used bytes are not as exact: how many segments the allocator keeps
 depends on the order in which other threads free, and what the driver takes on its version and on loaded kernels. They
 have a tolerance of their own, and are a verdict of their own only where the gate reads them or where the allocator was
-replayed; elsewhere they are shown beside the allocated bytes.
+replayed; elsewhere they are shown beside the allocated bytes. What was predicted is judged where nothing ran, and told
+beside what was measured.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from dataclasses import replace
 from memplan.analysis.comparison import Finding
 from memplan.analysis.finding import finding
 from memplan.analysis.matching import Pair
+from memplan.analysis.surroundings import PREDICTED
 from memplan.record import CATEGORIES, PHASES, RungResult
 from memplan.units import MIB, format_bytes
 
@@ -35,7 +37,7 @@ def memory_findings(pair: Pair, tolerance_frac: float, tolerance_bytes: int) -> 
     """What the peaks of a pair say: the verdicts, and the details that explain them."""
     exact = (tolerance_frac, tolerance_bytes)
     loose = (max(LOOSE_FRAC, tolerance_frac), max(LOOSE_BYTES, tolerance_bytes))
-    simulated, gates = pair.shown.source == "simulated", {row.gate_on for row in pair.new}
+    simulated, gates = pair.shown.source in PREDICTED, {row.gate_on for row in pair.new}
     left = _judge(
         pair, "between_steps_bytes", leftover_reader(pair), exact, why=lambda: leak_cause(pair.base, pair.new)
     )
@@ -53,7 +55,7 @@ def memory_findings(pair: Pair, tolerance_frac: float, tolerance_bytes: int) -> 
             yield found
     yield from _details(pair, exact)
     for metric, read in (("estimated_bytes", _estimated), ("traced_bytes", _traced)):
-        predicted = _judge(pair, metric, read, exact, counts=peak is None)
+        predicted = _judge(pair, metric, read, exact, counts=peak is None or simulated)
         if predicted is not None and not (metric == "traced_bytes" and simulated and peak is not None):
             yield predicted
 

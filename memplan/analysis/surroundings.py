@@ -10,6 +10,8 @@ CPU_KEYS = ("cpu_capability", "num_threads")
 """Facts that decide on the host what kernels ask for: the instruction set, and a buffer for each thread."""
 SIMULATED_KEYS = ("device", "torch", *MEMORY_SETTINGS)
 """Facts that decide a trace: the card, torch's minor version, whose ops are played, and what its allocator is told."""
+PREDICTED = ("simulated", "estimated")
+"""Sources of rows for which nothing ran: no machine makes them differ."""
 HARDWARE_KEYS = (
     "device",
     "gpu",
@@ -38,7 +40,7 @@ Different = dict[str, tuple[Any, Any]]
 
 def memory_differences(base: Sequence[RungResult], new: Sequence[RungResult]) -> Different:
     """Facts that keep peaks of `base` and `new` from being compared."""
-    if any(row.source == "simulated" for row in new):
+    if any(row.source in PREDICTED for row in new):
         return differences(base, new, SIMULATED_KEYS, minor=True)
     on_cpu = all(row.environment.get("device") == "cpu" for row in (*base, *new))
     return differences(base, new, (*MEMORY_KEYS, *(CPU_KEYS if on_cpu else MEMORY_SETTINGS)))

@@ -10,6 +10,8 @@ NAMED = 3
 """Rungs that a sentence names; the rest are counted."""
 MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "estimated_bytes", "traced_bytes")
 """Metrics that are peaks, the one that speaks for a rung first."""
+FORESEEN = ("estimated_bytes", "traced_bytes")
+"""Those of them that were said before anything ran."""
 KINDS = {metric: metric.split("_")[-2] for metric in MEMORY[1:]}
 """What to call the bytes of a peak that are not allocated ones: `reserved`."""
 
@@ -64,6 +66,9 @@ def notes(found: Comparison) -> tuple[str, ...]:
     if gone := found.of("missing"):
         allowed = "allowed" if found.allow_missing else "a failure without --allow-missing"
         lines.append(f"Missing ({allowed}): {_names(gone)}.")
+    predicted = [one for one in found.findings if one.metric in FORESEEN and one.label == "worse" and not one.counts]
+    if predicted:
+        lines.append(f"Predicted memory grew, which is no verdict beside what was measured: {_moves(predicted)}.")
     if found.is_stale:
         lines.append(
             f"The base is stale: {_names(found.of('better', 'fixed'))} improved beyond the tolerance, which could be "
@@ -149,6 +154,12 @@ def _leaks(found: Comparison, label: str) -> list[Finding]:
 
 def _times(found: Comparison, label: str) -> list[Finding]:
     return [finding for finding in found.of(label) if finding.metric == "step_ns"]
+
+
+def _moves(findings: Sequence[Finding]) -> str:
+    """`B4c2@none +12.00 MiB estimated`, as many as a sentence names."""
+    told = ", ".join(f"{finding.name} {effect(finding)}" for finding in findings[:NAMED])
+    return told + (f" and {len(findings) - NAMED} more" if len(findings) > NAMED else "")
 
 
 def _names(findings: Sequence[Finding]) -> str:

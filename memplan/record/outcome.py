@@ -123,7 +123,8 @@ class RungResult:
     status: str
     """One of `STATUSES`."""
     source: str
-    """`measured`, or `simulated` when the step was traced for a card that is not there."""
+    """`measured`; `simulated` when the step was traced for a card that is not there; `estimated` when formulas alone
+    say so."""
     model: str
     """Model name."""
     step: dict[str, Any]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.record.estimated import estimated_row, is_estimate, printed
 from memplan.record.memory import SCHEMA_VERSION
 from memplan.record.outcome import RungResult
 
@@ -69,18 +70,20 @@ def rows_file(path: Path) -> Path:
 
 
 def read_results(path: Path) -> Results:
-    """Rows of the jsonl file at `path`, or of the one in the folder `path`.
+    """Rows of the jsonl file at `path`, or of the one in the folder `path`; what `memplan estimate` printed as JSON is
+    read as rows too.
 
     A line that was torn, by an interrupted write or a crashed disk, is left out and named. MemplanError when there is
     no such file, it is no ladder's, a whole line in it is no row, or a newer memplan wrote it.
     """
     file = rows_file(path)
     try:
-        lines = file.read_bytes().removeprefix(_MARK).split(b"\n")
+        content = file.read_bytes().removeprefix(_MARK)
     except OSError as error:
         raise MemplanError(f"{file} cannot be read: {error.strerror}.") from None
     rows: dict[tuple[str, int], RungResult] = {}
     torn: list[int] = []
+    lines = [json.dumps(estimate).encode() for estimate in printed(content)] or content.split(b"\n")
     foreign = False
     for number, line in enumerate(lines, 1):
         text = line.strip(b"\0 \t\r")
@@ -119,7 +122,7 @@ def _row(data: dict[str, Any], where: str) -> RungResult:
             "Type: pip install --upgrade memplan",
         )
     try:
-        return RungResult.from_dict(data)
+        return RungResult.from_dict(estimated_row(data) if is_estimate(data) else data)
     except ValueError as error:
         raise MemplanError(f"{where} is not a row of a ladder: {error}.") from None
 

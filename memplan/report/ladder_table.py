@@ -24,7 +24,8 @@ def ladder_table(rows: Sequence[RungResult], footer: Sequence[str] = (), *, erro
     said += [f"{label(row)}: {warning}" for row in tried for warning in row.warnings]
     lines += dict.fromkeys(said)
     lines += findings(shown)
-    values = tuple(values_of(Line(rung=rung, lever=pulled(rung.row, shown))) for rung in rungs)
+    levers = pulled(shown)
+    values = tuple(values_of(Line(rung=rung, lever=lever)) for rung, lever in zip(rungs, levers, strict=True))
     return Table(columns=COLUMNS, rows=values, footer=(*lines, *footer))
 
 
@@ -90,6 +91,8 @@ def provenance(rows: Sequence[RungResult]) -> tuple[str, ...]:
 def device_name(row: RungResult) -> str:
     """What the row was measured on: the GPU's name, else the processor's."""
     facts = row.environment
+    if row.source == "estimated":
+        return str(facts.get("device", "a card"))
     if row.source == "simulated":
         return f"{facts.get('device', 'a card')} on {facts.get('cpu', 'a processor')}"
     if facts.get("device") == "cuda":

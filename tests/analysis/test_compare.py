@@ -188,6 +188,15 @@ def test_a_prediction_counts_where_there_is_nothing_else() -> None:
     beside = [[row_of(estimated_bytes=size * MIB)] for size in (100, 130)]
     assert not one(compare(*beside), "estimated_bytes").counts
     assert compare(*beside).exit_code == 0
+    said = "Predicted memory grew, which is no verdict beside what was measured: B4c2@none +30.00 MiB estimated."
+    assert said in notes(compare(*beside))
+
+
+def test_a_prediction_that_moves_is_a_verdict_where_nothing_ran() -> None:
+    sides = [[row_of(source="simulated", step_ns=(), estimated_bytes=size * MIB)] for size in (100, 130)]
+    assert compare(*sides).exit_code == 1
+    assert verdict(compare(*sides)) == "1 of 1 rung needs more memory: B4c2@none +30.00 MiB estimated."
+    assert compare(*reversed(sides)).exit_code == 0
 
 
 @pytest.mark.parametrize(

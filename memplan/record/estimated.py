@@ -1,0 +1,47 @@
+"""Rows of what `memplan estimate -o json` or `-o jsonl` printed, so that predictions are compared as ladders are."""
+
+import json
+from typing import Any
+
+from memplan.record.memory import SCHEMA_VERSION
+
+SOURCE = "estimated"
+"""Source of such a row, and of what it is made of."""
+
+
+def is_estimate(data: dict[str, Any]) -> bool:
+    """Whether a JSON object is an estimate's, and no row's."""
+    return data.get("source") == SOURCE and "rung" not in data and "peak" in data
+
+
+def estimated_row(data: dict[str, Any]) -> dict[str, Any]:
+    """The JSON object of the row that says what an estimate's says. ValueError where that misses something."""
+    try:
+        step, peak = dict(data["step"]), data["peak"]
+        return {
+            "schema_version": data.get("schema_version", SCHEMA_VERSION),
+            "rung": f"B{step['batch']}c{step['chunks']}@{step['ckpt']}",
+            "run_id": data["run_id"],
+            "status": "ok",
+            "source": SOURCE,
+            "model": data["model"],
+            "step": step,
+            "peak_allocated_bytes": peak["allocated_bytes"],
+            "phase_peaks": {name: phase["allocated_bytes"] for name, phase in data.get("phases", {}).items()},
+            "breakdown": data.get("breakdown", {}),
+            "gate_bytes": data.get("gate_bytes"),
+            "environment": {"device": data.get("device")},
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"its estimate lacks {error}") from None
+
+
+def printed(text: bytes) -> list[dict[str, Any]]:
+    """The estimates of a file that is one JSON value over several lines, as `-o json` prints it; none where it is
+    something else."""
+    try:
+        data = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        return []
+    found = data if isinstance(data, list) else [data]
+    return found if all(isinstance(one, dict) and is_estimate(one) for one in found) else []
