@@ -42,7 +42,11 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the page, DIR otherwise.")] = None,
     output: ReportOutput = "table",
 ) -> None:
-    """Make report.html, tables, and pictures as PNG and SVG of a ladder's rows; nothing is run, torch is not needed."""
+    """Make report.html, tables, and pictures as PNG and SVG of a ladder's rows; nothing is run, torch is not needed.
+
+    Exit code 3 where no row says anything about its rung."""
+    from memplan.analysis.matching import is_final
+    from memplan.errors import NothingMeasuredError
     from memplan.record import read_results
     from memplan.report.junit import junit, ladder_cases
     from memplan.report.ladder_table import ladder_table, provenance
@@ -60,6 +64,9 @@ def report(
     else:
         show(render(ladder_table(rows, footer=provenance(rows)), output, rich=wants_rich()))
     say([f"page: {file}" for file in files if file.suffix == ".html"])
+    if not is_final(rows):
+        say(["Nothing was measured."])
+        raise typer.Exit(NothingMeasuredError.exit_code)
 
 
 def compare(

@@ -301,3 +301,14 @@ def test_estimates_are_compared_as_they_were_printed(run: Any) -> None:
         "line 1 is not a row of a ladder: its estimate lacks 'allocated_bytes'"
         in run("compare", "base.json", "less.jsonl")[2]
     )
+
+
+def test_a_report_of_rows_that_say_nothing_is_written_and_ends_with_3(run: Any) -> None:
+    """A rung without room was measured, one that broke was not; a gate that does not hold is no fault of the page."""
+    nothing = {"peak_allocated_bytes": None, "windows": {}, "phase_peaks": {}, "step_ns": ()}
+    broke = climbed("broke", row_of(status="error", error="boom", verdict="fail", gate_bytes=MIB, **nothing))
+    code, _, errors = run("report", broke)
+    assert code == 3 and "Nothing was measured." in errors
+    assert "Nothing was measured: 1 rung ended without a peak" in Path("broke/report.html").read_text()
+    full = climbed("full", row_of(status="oom", verdict="fail", gate_bytes=MIB, **nothing))
+    assert run("report", full)[0] == 0

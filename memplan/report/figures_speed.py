@@ -73,9 +73,10 @@ def speed_picture(
         xs, ys = zip(*(points[index] for index in best), strict=True)
         axes.plot(xs, ys, color=GREEN, linewidth=1.6, drawstyle="steps-post", zorder=2)
     chosen = next((index for index, (rung, _, _) in enumerate(timed) if _is(rung, recommended)), None)
-    for index, (peak, speed) in enumerate(points):
-        color, marker = (BLUE, "o") if holds[index] else (RED, "X")
-        axes.scatter(peak, speed, s=62, color=color, marker=marker, edgecolor=PAPER, zorder=4)
+    for hold, color, marker in ((True, BLUE, "o"), (False, RED, "X")):
+        alike = [point for point, one in zip(points, holds, strict=True) if one is hold]
+        axes.scatter(*zip(*alike, strict=True) if alike else ((), ()), s=62, color=color, marker=marker,
+                     edgecolor=PAPER, zorder=4)  # fmt: skip
     if chosen is not None:
         axes.scatter(*points[chosen], s=210, facecolor="none", edgecolor=ORANGE, linewidth=2.2, zorder=3)
     ends = [peak for peak, _ in points] + ([scale(gate_bytes)] if gate_bytes is not None else [])
@@ -95,20 +96,20 @@ def speed_picture(
         handles.append(Line2D([], [], marker="o", markersize=12, markerfacecolor="none", markeredgewidth=2.2,
                               linestyle="", color=ORANGE, label="recommended"))  # fmt: skip
     legend(figure, [*handles, *gate])
-    lost = [f"{spoken(rung, rungs, 24)} ({rung.status})" for rung in rungs if rung.peak_bytes is None]
+    missed = [rung for rung in rungs if rung.peak_bytes is None][:MOST_NAMED]
+    lost = [f"{spoken(rung, rungs, 24)} ({rung.status})" for rung in missed]
     if lost:
         text = for_plot("not shown: " + ", ".join(lost), 60 if is_narrow(figure) else 110)
         note = axes.text(0.98, 0.03, text, transform=axes.transAxes, ha="right", fontsize=8, color=FAINT)
         note.set_in_layout(False)
     named = range(len(points)) if len(points) <= MOST_NAMED else best
-    names = [name_of(rung, rungs, 28) for rung, _, _ in timed]
-    name_points(figure, axes, [(*points[index], names[index]) for index in named])
-    words = [spoken(rung, rungs) for rung, _, _ in timed]
+    name_points(figure, axes, [(*points[index], name_of(timed[index][0], rungs, 28)) for index in named])
     said = "; ".join(
-        f"{name} {speed:.3g} samples a second at {format_bytes(peak_bytes)}"
-        for name, (_, peak_bytes, speed) in list(zip(words, timed, strict=True))[:MOST_NAMED]
+        f"{spoken(rung, rungs)} {speed:.3g} samples a second at {format_bytes(peak_bytes)}"
+        for rung, peak_bytes, speed in timed[:MOST_NAMED]
     )
-    alt = f"A point for each rung: {said}." + ("" if chosen is None else f" Recommended: {words[chosen]}.")
+    use = "" if chosen is None else f" Recommended: {spoken(timed[chosen][0], rungs)}."
+    alt = f"A point for each rung: {said}.{use}"
     return Picture(name="throughput", title="Throughput against memory", caption=CAPTION, figure=figure, alt=alt)
 
 

@@ -121,8 +121,8 @@ def _page(table: Table) -> str:
 
 
 def html_table(table: Table) -> str:
-    """The element of `table`, folded already, and its lines below; a cell whose text has a colour is of the class of that
-    name."""
+    """The element of `table`, folded already, and its lines below; a cell whose text has a colour is of the class of
+    that name."""
 
     def cell(text: str, align: str) -> str:
         known = ("number" * (align == "right"), "long" * (len(text) > WRAP_FROM), STATUS_STYLES.get(text, ""))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from memplan.analysis.matching import is_final
 from memplan.record import RungResult
 from memplan.report.ladder_columns import LEAST_FOR_PERCENTILES
 from memplan.report.outside import visible
@@ -48,7 +49,7 @@ def verdict_of(rungs: Sequence[Repeats], recommended: Recommended | None = None)
     tone: Literal["good", "bad", "open"] = "open"
     if not rungs:
         sentences.append("Nothing was measured: there is no row.")
-    elif not finished and not failed:
+    elif not finished and (not failed or not is_final([row for rung in rungs for row in rung.rows])):
         sentences.append(f"Nothing was measured: {_rungs(total)} ended without a peak ({_statuses(rungs)}).")
     elif gated:
         tone = "good" if passed else "bad" if failed else "open"

@@ -21,18 +21,19 @@ def row(peak: int, seconds: int = 1, *, status: str = "ok", model: str = "tiny",
 
 def test_a_row_is_held_against_the_one_without_its_lever() -> None:
     rows = [row(100, 10), row(60, 13, ckpt="full"), row(50, 9, ckpt="full", batch=8)]
-    pair = pulled(rows[1], rows)
+    rows.append(row(60, ckpt="full", model="other"))
+    plain, pair, larger, other = pulled(rows)
     assert pair is not None
     assert (pair.plain, pair.saved_bytes, pair.saved_frac) == (rows[0], 40 << 30, 0.4)
     assert pair.slower_frac == 13 / 10 - 1
-    assert pulled(rows[0], rows) is None
-    assert pulled(rows[2], rows) is None  # no row of 8 samples without checkpointing
-    assert pulled(row(60, ckpt="full", model="other"), rows) is None
+    assert plain is None
+    assert larger is None  # no row of 8 samples without checkpointing
+    assert other is None
 
 
 def test_two_levers_are_told_apart() -> None:
     rows = [row(100), row(90, loss="chunked:4"), row(50, ckpt="full", loss="chunked:4")]
-    levers = [(pair.lever, pair.plain) for found in rows if (pair := pulled(found, rows)) is not None]
+    levers = [(pair.lever, pair.plain) for pair in pulled(rows) if pair is not None]
     assert levers == [("loss", rows[0]), ("ckpt", rows[1])]
 
 
