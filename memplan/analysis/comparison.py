@@ -15,9 +15,11 @@ LABELS = (
     "fixed",
     "better",
     "new",
+    "moved",
     "same",
 )
-"""How a finding can end, the worst first."""
+"""How a finding can end, the worst first. What `moved` is no verdict: a part while its whole holds, or bytes that do not
+count."""
 JUDGED = ("broke", "worse", "ambiguous", "fixed", "better", "same")
 """Labels that need both sides: a rung with one of them was compared."""
 UNITS = ("bytes", "ns", "samples/s", "")

@@ -52,6 +52,8 @@ def pairs(base: Sequence[RungResult], new: Sequence[RungResult]) -> tuple[Pair, 
         if others and twins[key] != key:
             machine = machine_differences(others, rows)
             drift = step_drift(others[0], rows[0]) or ("" if machine else model_drift(others[0], rows[0]))
+        elif others:
+            drift = contradiction(others[0], rows[0])
         matched.append(Pair(name=names[key], base=others, new=rows, drift=drift, machine=machine))
     gone = [key for key in before if key not in twins.values()]
     return (*matched, *(Pair(name=names[key], base=before[key]) for key in gone))
@@ -94,6 +96,14 @@ def step_differences(base: RungResult, new: RungResult) -> dict[str, tuple[Any, 
 def step_drift(base: RungResult, new: RungResult) -> str:
     """How the steps differ, in words; empty where they do not."""
     return told(step_differences(base, new))
+
+
+def contradiction(base: RungResult, new: RungResult) -> str:
+    """What differs, in words, between two rows that say they are the same run; empty where nothing does."""
+    named = {name: (getattr(base, name), getattr(new, name)) for name in ("model", "rung")}
+    named = {name: values for name, values in named.items() if values[0] != values[1]}
+    both = base.step.keys() & new.step.keys()
+    return told(named | {name: at for name, at in step_differences(base, new).items() if name in both})
 
 
 def model_drift(base: RungResult, new: RungResult) -> str:

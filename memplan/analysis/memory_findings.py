@@ -53,7 +53,7 @@ def memory_findings(pair: Pair, tolerance_frac: float, tolerance_bytes: int) -> 
         found = _judge(pair, metric, _of_whole(read), exact if simulated else loose, counts=counts)
         if found is not None:
             yield found
-    yield from _details(pair, exact)
+    yield from _details(pair, exact, judged=peak is not None and peak.label != "same")
     for metric, read in (("estimated_bytes", _estimated), ("traced_bytes", _traced)):
         predicted = _judge(pair, metric, read, exact, counts=peak is None or simulated)
         if predicted is not None and not (metric == "traced_bytes" and simulated and peak is not None):
@@ -121,7 +121,8 @@ def largest(rows: Sequence[RungResult], read: Read) -> int | None:
     return max((value for row in rows if (value := read(row)) is not None), default=None)
 
 
-def _details(pair: Pair, tolerance: tuple[float, int]) -> Iterator[Finding]:
+def _details(pair: Pair, tolerance: tuple[float, int], *, judged: bool) -> Iterator[Finding]:
+    """Phases and categories; where the peak holds, what moved among them is not `judged`."""
     base, new = _phases(pair.base, pair.new)
     for prefix, names, before, after in (
         ("phase", PHASES, base, new),
@@ -133,6 +134,7 @@ def _details(pair: Pair, tolerance: tuple[float, int]) -> Iterator[Finding]:
             if before.get(name) or after.get(name):
                 was, now = before.get(name, 0), after.get(name, 0)
                 label = judge_bytes(was, now, tolerance)
+                label = label if judged or label == "same" else "moved"
                 yield finding(pair, f"{prefix}:{name}", label, was, now, unit="bytes", counts=False)
 
 
@@ -150,7 +152,17 @@ def _judge(
     if base is None or new is None:
         return None
     label = judge_bytes(base, new, tolerance)
-    return finding(pair, metric, label, base, new, unit="bytes", counts=counts, why="" if label == "same" else why())
+    if label == "same":
+        told = _floor(base, new, tolerance)
+    else:
+        label, told = label if counts else "moved", why()
+    return finding(pair, metric, label, base, new, unit="bytes", counts=counts, why=told)
+
+
+def _floor(base: int, new: int, tolerance: tuple[float, int]) -> str:
+    """What to say where bytes are the same only because their difference is small in itself."""
+    share, size = tolerance
+    return f"a change of up to {format_bytes(size)} is none" if abs(new - base) > share * base else ""
 
 
 def _phases(base: Sequence[RungResult], new: Sequence[RungResult]) -> tuple[dict[str, int], dict[str, int]]:

@@ -11,7 +11,7 @@ from memplan.analysis.stats import LEAST, Difference, difference
 from memplan.analysis.surroundings import Different
 from memplan.analysis.surroundings import told as in_words
 from memplan.record import RungResult
-from memplan.units import format_percent
+from memplan.units import format_ns, format_percent
 
 USUAL = ("power cap",)
 """Reasons for a lower clock that are the usual state of a busy GPU: both sides have them, and the clock is told."""
@@ -29,7 +29,7 @@ def speed_findings(pair: Pair, different: Different, least_frac: float, least_ns
     base, new = timed(pair.base), timed(pair.new)
     times = [[row.median_step_ns or 0 for row in rows] for rows in (base, new)]
     found = difference(*times, least_frac=least_frac, least_abs=least_ns)
-    label, why = found.label, _why(pair, found, base, new)
+    label, why = found.label, _why(pair, found, base, new, least_frac, least_ns)
     if label in ("worse", "better") and (clock := _clock_explains(found, base, new, least_frac)):
         label, why = "ambiguous", clock
     counts = {"num_base": len(base), "num_new": len(new), "interval": found.interval, "change": found.change}
@@ -72,7 +72,14 @@ def disturbed(row: RungResult) -> str:
     return ""
 
 
-def _why(pair: Pair, found: Difference, base: Sequence[RungResult], new: Sequence[RungResult]) -> str:
+def _why(
+    pair: Pair,
+    found: Difference,
+    base: Sequence[RungResult],
+    new: Sequence[RungResult],
+    least_frac: float,
+    least_ns: float,
+) -> str:
     left_out = [(row, side) for rows, side in ((pair.base, "before"), (pair.new, "now")) for row in rows if row.step_ns]
     reasons = dict.fromkeys(f"{why} {side}" for row, side in left_out if (why := disturbed(row)))
     processes = f"{len(base)} {'process' if len(base) == 1 else 'processes'} before, {len(new)} now"
@@ -80,7 +87,11 @@ def _why(pair: Pair, found: Difference, base: Sequence[RungResult], new: Sequenc
         return "; ".join([f"{processes}: times need {LEAST} a side", *reasons])
     words = [processes]
     if found.label == "ambiguous":
-        words.append(f"noise hides whatever is below {format_percent(found.least).lstrip('+')}: repeat more often")
+        low, high = (format_percent(end, 1) for end in found.interval or (0.0, 0.0))
+        least = format_percent(found.least, 1).lstrip("+")
+        words.append(f"the change lies between {low} and {high}: one of {least} cannot be told; repeat more often")
+    if found.label == "same" and found.change is not None and abs(found.change) >= least_frac:
+        words.append(f"a change of up to {format_ns(int(least_ns))} is none")
     return "; ".join([*words, *(f"left out: {reason}" for reason in reasons)])
 
 

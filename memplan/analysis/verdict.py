@@ -29,7 +29,8 @@ def verdict(found: Comparison) -> str:
     parts = [
         part
         for part in (
-            _part(found.of("broke"), total, "does not come to its end any more", "do not come to their end any more"),
+            _part(_broke(found), total, "does not come to its end any more", "do not come to their end any more"),
+            _part(_broke(found, over=True), total, "is over the gate now", "are over the gate now"),
             _part(_peaks(found, "worse"), total, "needs more memory", "need more memory"),
             _part(
                 _leaks(found, "worse"),
@@ -66,7 +67,9 @@ def notes(found: Comparison) -> tuple[str, ...]:
     if gone := found.of("missing"):
         allowed = "allowed" if found.allow_missing else "a failure without --allow-missing"
         lines.append(f"Missing ({allowed}): {_names(gone)}.")
-    predicted = [one for one in found.findings if one.metric in FORESEEN and one.label == "worse" and not one.counts]
+    predicted = [
+        one for one in found.findings if one.metric in FORESEEN and one.label == "moved" and (one.delta or 0) > 0
+    ]
     if predicted:
         lines.append(f"Predicted memory grew, which is no verdict beside what was measured: {_moves(predicted)}.")
     if found.is_stale:
@@ -134,6 +137,11 @@ def _uncovered(found: Comparison, total: int) -> str:
     rest = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
     verb = "is held against nothing" if len(lost) == 1 else "are held against nothing"
     return f"{len(lost)} of {total} rung{'s' * (total != 1)} {verb}: {', '.join(lost[:NAMED])}{rest}"
+
+
+def _broke(found: Comparison, *, over: bool = False) -> list[Finding]:
+    """What broke: by being `over` its gate, or in whatever other way."""
+    return [finding for finding in found.of("broke") if str(finding.new).startswith("over_gate") == over]
 
 
 def _peaks(found: Comparison, label: str) -> list[Finding]:

@@ -90,8 +90,12 @@ def test_a_phase_or_category_that_grew_below_the_peak_is_no_verdict() -> None:
         [row_of(phase_peaks={"forward": 60 * MIB, "backward": 100 * MIB})],
         [row_of(phase_peaks={"forward": 90 * MIB, "backward": 100 * MIB})],
     )
-    assert one(found, "phase:forward").label == "worse"
+    assert one(found, "phase:forward").label == "moved"
     assert found.exit_code == 0
+    shifted = PARTS | {"activations": 60 * MIB, "temps": 0}
+    turned = compare([row_of(breakdown=PARTS)], [row_of(breakdown=shifted)])
+    assert one(turned, "category:activations").label == one(turned, "category:temps").label == "moved"
+    assert verdict(turned) == "Nothing is worse in 1 rung."
 
 
 def test_what_is_left_between_two_steps_is_a_leak() -> None:
@@ -154,7 +158,7 @@ def test_of_several_repeats_the_largest_peak_counts() -> None:
     ("more", "gate_on", "source", "label", "exit_code"),
     [
         (50, "allocated", "measured", "same", 0),
-        (300, "allocated", "measured", "worse", 0),
+        (300, "allocated", "measured", "moved", 0),
         (300, "reserved", "measured", "worse", 1),
         (50, "reserved", "measured", "same", 0),
         (50, "allocated", "simulated", "worse", 1),
@@ -486,6 +490,36 @@ def test_f41_another_step_under_the_same_name_is_incomparable_and_the_fields_are
     partly = compare([base, kept], [new, kept])
     assert partly.exit_code == 1, "nothing holds the rung any more"
     assert compare([base, kept], [new, kept], allow_missing=True).exit_code == 0
+
+
+def test_f41_rows_of_one_run_that_tell_different_steps_or_models_are_incomparable() -> None:
+    for change, said in (
+        ({"step": row_of().step | {"seq": 128}}, "seq 64 before, 128 now"),
+        ({"model": "other"}, "model tiny before, other now"),
+    ):
+        found = compare([row_of()], [row_of(**change)])
+        assert (one(found, "status").label, found.exit_code) == ("incomparable", 4)
+        assert verdict(found) == f"Not comparable: {said}."
+
+
+def test_what_is_the_same_by_a_floor_alone_says_so() -> None:
+    found = one(compare([row_of()], [row_of(peak_allocated_bytes=102 * MIB)]))
+    assert (found.label, found.why) == ("same", "a change of up to 2.00 MiB is none")
+    assert one(compare([row_of()], [row_of(peak_allocated_bytes=100 * MIB + 5)])).why == ""
+    times = one(compare(repeated([0.002] * 5), repeated([0.0023] * 5)), "step_ns")
+    assert (times.label, times.why) == ("same", "5 processes before, 5 now; a change of up to 500.00 us is none")
+
+
+def test_what_is_ambiguous_says_what_it_hides() -> None:
+    found = one(compare(repeated([1.0, 0.6, 1.4, 0.9, 1.2]), repeated([1.1, 0.7, 1.5, 0.95, 1.3])), "step_ns")
+    low, high = found.interval or (0.0, 0.0)
+    said = f"the change lies between {100 * low:+.1f} % and {100 * high:+.1f} %: one of 5.0 % cannot be told"
+    assert found.label == "ambiguous" and said in found.why
+
+
+def test_a_rung_over_its_gate_came_to_its_end() -> None:
+    found = compare([row_of()], [row_of(status="over_gate")])
+    assert verdict(found) == "1 of 1 rung is over the gate now: B4c2@none ok before, over_gate now."
 
 
 def test_f41_the_models_own_facts_are_part_of_the_question() -> None:
