@@ -10,7 +10,7 @@ from memplan.ladder import runner
 from memplan.ladder.attempt import Site, job_of, traced_bytes
 from memplan.ladder.folder import open_folder
 from memplan.ladder.guard import Guard
-from memplan.ladder.parity import Comparisons, compared_run
+from memplan.ladder.parity import Comparisons, compared_run, is_compared
 from memplan.ladder.plan import MOST_RUNGS, Attempt, Plan, every_rung, largest_batch, ordered, rehearsed
 from memplan.ladder.points import Point, assumed, find_device, points, with_batch
 from memplan.ladder.runner import Climb, check
@@ -169,10 +169,7 @@ def comparing(
     question: Ladder, found: Sequence[Point], site: Site, formulas: Formulas
 ) -> Callable[[Attempt, Any], dict[str, Any]]:
     """Asks for the comparison of an attempt's mode with the plain step, at the largest of its batches that has room."""
-    limits = [question.gate_bytes, found[0].run.device.usable_bytes, site.available_bytes()]
-    limit_bytes = min(
-        (limit for limit in limits[: 3 if not on_card(found[0]) else 2] if limit is not None), default=None
-    )
+    limit_bytes = found[0].run.device.usable_bytes if on_card(found[0]) else site.available_bytes()
 
     def ask(run: RunSpec, rung: str) -> Outcome:
         log = site.folder / f"parity.{run.run_id}.log"
@@ -185,18 +182,24 @@ def comparing(
     answers: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def compared(attempt: Attempt, say: Any) -> dict[str, Any]:
-        mode = mode_of(attempt.point)
-        if not question.parity:
+        if not question.parity or (attempt.point.rung.ckpt or "none") == "none" or attempt.point.simulated:
             return {}
+        if isinstance(attempt.point.run, EntryRun):
+            return {"same": None, "rung": "", "says": "not compared: a step of your own has no plain twin here"}
+        mode = mode_of(attempt.point)
         if mode not in answers:
             alike = [point for point in (*found, attempt.point) if mode_of(point) == mode]
-            largest = max(alike, key=lambda point: point.rung.batch)
-            run = compared_run(largest, limit_bytes, formulas)
-            if run is not None:
-                say("parity", "phase")
-            rung = "" if run is None else f"B{run.step.batch}c{run.step.chunks}@{run.step.ckpt}"
-            answers[mode] = {} if run is None else comparisons.of(run, rung)
+            answers[mode] = answer(max(alike, key=lambda point: point.rung.batch), say)
         return answers[mode]
+
+    def answer(largest: Point, say: Any) -> dict[str, Any]:
+        if not is_compared(largest):
+            return {}
+        run = compared_run(largest, limit_bytes, formulas)
+        if run is None:
+            return {"same": None, "rung": "", "says": "not compared: no batch leaves room for both steps"}
+        say("parity", "phase")
+        return comparisons.of(run, f"B{run.step.batch}c{run.step.chunks}@{run.step.ckpt}")
 
     return compared
 

@@ -18,14 +18,20 @@ COPIES = 3
 more in fp32 where it computes in fewer bits."""
 
 
+def is_compared(point: Point) -> bool:
+    """Whether there is something to hold against the plain step: checkpointing, of a step that is really run and that
+    can be built again without it."""
+    run = point.run
+    return (
+        not point.simulated and isinstance(run, RunSpec) and run.step.ckpt != "none" and not run.step.sharding.sharded
+    )
+
+
 def compared_run(point: Point, limit_bytes: int | None, estimated: Callable[[RunSpec], int | None]) -> RunSpec | None:
     """The run at which `point`'s mode is compared with the plain step: its own with the largest batch that both find
-    room for under `limit_bytes`; None where there is nothing to compare, or no room for one chunk's smallest batch."""
+    room for under `limit_bytes`; None where one chunk's smallest batch finds none."""
     run = point.run
-    if point.simulated or not isinstance(run, RunSpec) or run.step.sharding.sharded:
-        return None
-    if run.step.checkpointing.kind in ("none",):
-        return None
+    assert isinstance(run, RunSpec)
     batch = run.step.batch
     while batch:
         smaller = dataclasses.replace(run, step=dataclasses.replace(run.step, batch=batch))

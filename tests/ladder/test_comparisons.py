@@ -9,7 +9,7 @@ from climbing import HERE, Processes, ladder_of, went_well
 
 from memplan.api_ladder import comparing, mode_of
 from memplan.ladder.attempt import Site
-from memplan.ladder.parity import PARITY_FILE, Comparisons, compared_run
+from memplan.ladder.parity import PARITY_FILE, Comparisons, compared_run, is_compared
 from memplan.ladder.plan import Attempt, every_rung, ordered
 from memplan.ladder.points import points
 from memplan.ladder.runner import Climb, climb
@@ -98,8 +98,31 @@ def test_both_steps_must_find_room() -> None:
     found = compared_run(point, 105 * MIB, estimated)
     assert found is not None and (found.step.batch, found.step.chunks, found.step.ckpt) == (2, 2, "full")
     assert compared_run(point, 50 * MIB, estimated) is None
-    [plain] = points(ladder_of(rungs="B16c2@none"), CPU)
-    assert compared_run(plain, None, estimated) is None
+    plain, full = points(ladder_of(rungs="B16c2@none,B16c2@full"), CPU)
+    assert not is_compared(plain) and is_compared(full)
+    [simulated] = points(ladder_of(rungs="B16c2@full"), CPU, simulated=True)
+    assert not is_compared(simulated)
+
+
+def test_a_mode_that_cannot_be_compared_says_so(tmp_path: Path) -> None:
+    ladder = ladder_of(rungs="B2c1@full,B2c1@none")
+    full, plain = points(ladder, CPU)
+    site = Site(folder=tmp_path, environment=HERE, run=Compared(same=False), available_bytes=lambda: 1)
+    asked = comparing(ladder, (full, plain), site, a_mib_each)  # type: ignore[arg-type]
+    assert asked(Attempt(point=full), quiet) == {
+        "same": None,
+        "rung": "",
+        "says": "not compared: no batch leaves room for both steps",
+    }
+    assert asked(Attempt(point=plain), quiet) == {}
+    own = ladder_of(model="mine:make", entry="mine:make", rungs="B2c1@full", seq=None)
+    [point] = points(own, CPU)
+    asked = comparing(own, (point,), site, a_mib_each)  # type: ignore[arg-type]
+    assert asked(Attempt(point=point), quiet)["says"] == "not compared: a step of your own has no plain twin here"
+
+
+def quiet(text: str, kind: str) -> None:
+    """Hears nothing."""
 
 
 def test_rungs_of_one_mode_share_an_answer() -> None:
