@@ -71,7 +71,7 @@ def peak_picture(rungs: Sequence[Repeats], inches: float = SHEET_INCHES) -> Pict
             axes.scatter(scale(row.estimated_bytes), place, marker="D", s=34, color=INK, edgecolor=PAPER, zorder=5)
         if gate_bytes is None and row.gate_bytes is not None:
             axes.plot([scale(row.gate_bytes)] * 2, [place - 0.4, place + 0.4], color=RED, linestyle="--", zorder=4)
-    axes.set_xlim(0, 1.05 * scale(max(sizes, default=1)))
+    axes.set_xlim(0, 1.05 * scale(max([1, *sizes])))
     legend(figure, [*_peak_handles(rungs), *gate_line(axes, scale, gate_bytes)])
     said = "; ".join(_said(rung, rungs) for rung in rungs)
     gate = "" if gate_bytes is None else f" The gate is at {format_bytes(gate_bytes)}."

@@ -80,7 +80,7 @@ def speed_picture(
     if chosen is not None:
         axes.scatter(*points[chosen], s=210, facecolor="none", edgecolor=ORANGE, linewidth=2.2, zorder=3)
     ends = [peak for peak, _ in points] + ([scale(gate_bytes)] if gate_bytes is not None else [])
-    axes.set_xlim(0, 1.15 * max(ends))
+    axes.set_xlim(0, 1.15 * max(ends) or 1)
     axes.set_ylim(0, 1.2 * max(speed for _, speed in points))
     axes.set_xlabel(f"peak allocated [{scale.unit}]")
     axes.set_ylabel("samples a second")

@@ -73,6 +73,11 @@ def counted(counts: dict[str, Any]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
+def uncounted(counts: str) -> str:
+    """What `counted` said without the numbers: `flash, math`."""
+    return ", ".join(one.rpartition(" ")[0] for one in counts.split(", "))
+
+
 def _first_step(line: Line) -> int | None:
     first = line.row.windows.get("first_step")
     return None if first is None else first.allocated_bytes
@@ -151,7 +156,8 @@ _UNSTEPPED: tuple[tuple[Column, Callable[[Line], Any]], ...] = (
             lambda value: f"{value:,.0f}", hide_empty=True),
     _column("mfu_frac", "MFU", lambda line: line.rung.middle(lambda row: row.mfu_frac), _share, hide_empty=True),
     _column("hfu_frac", "HFU", lambda line: line.rung.middle(lambda row: row.hfu_frac), _share, hide_empty=True),
-    _column("kernels", "attention kernels", lambda line: counted(line.row.attention) or None, hide_constant=True),
+    _column("kernels", "attention kernels", lambda line: counted(line.row.attention) or None, hide_constant=True,
+            gist=uncounted),
     _column("sm_clock_mhz", "SM clock [MHz]", _telemetry("sm_clock_mhz"), _told, hide_empty=True),
     _column("power_w", "power [W]", _telemetry("power_w"), _told, hide_empty=True),
     _column("temperature_c", "temperature [°C]", _telemetry("temperature_c"), _told, hide_empty=True),

@@ -25,6 +25,8 @@ class Column:
     """Value to text; never asked for None."""
     hide_constant: bool = False
     """Leave the column out when all rows say the same, and say it once below."""
+    gist: Callable[[Any], Any] | None = None
+    """What of a value `hide_constant` compares, over the rows that have one, and what it says; all of it otherwise."""
     hide_empty: bool = False
     """Leave the column out when no row says anything."""
 
@@ -48,13 +50,14 @@ class Table:
         constant = [
             index
             for index, column in enumerate(self.columns)
-            if (column.hide_constant and len({row[index] for row in self.rows}) <= 1)
+            if (column.hide_constant and len(self._gists(index)) <= 1)
             or (column.hide_empty and all(missing(row[index]) for row in self.rows))
         ]
         told = [
-            f"{self.columns[index].header} {self.cell(self.rows[0], index)}"
+            f"{self.columns[index].header} {self.columns[index].text(gist)}"
             for index in constant
-            if self.rows and not missing(self.rows[0][index])
+            for gist in self._gists(index)[:1]
+            if not missing(gist)
         ]
         kept = [index for index in range(len(self.columns)) if index not in constant]
         return Table(
@@ -65,6 +68,11 @@ class Table:
             title=self.title,
             footer=(((", ".join(told)),) if told else ()) + self.footer,
         )
+
+    def _gists(self, index: int) -> list[Any]:
+        """What the rows say in a column, each different thing once."""
+        gist, values = self.columns[index].gist, [row[index] for row in self.rows]
+        return list(dict.fromkeys([gist(value) for value in values if not missing(value)] if gist else values))
 
     def only(self, keys: Collection[str]) -> "Table":
         """This table without the columns whose keys are not among `keys`, and without what stands around it."""

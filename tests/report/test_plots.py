@@ -12,7 +12,17 @@ from samples import row_of
 from memplan.analysis.recommend import recommend
 from memplan.record import RungResult
 from memplan.record.trace import Timeline
-from memplan.report.figures import CATEGORY_LOOKS, MOST_DRAWN, PHONE_INCHES, drawn, inline_svg, name_of, save, svg_text
+from memplan.report.figures import (
+    CATEGORY_LOOKS,
+    MOST_DRAWN,
+    PHONE_INCHES,
+    SHEET_INCHES,
+    drawn,
+    inline_svg,
+    name_of,
+    save,
+    svg_text,
+)
 from memplan.report.figures_agreement import agreement_picture
 from memplan.report.figures_peak import peak_picture, phases_picture
 from memplan.report.figures_speed import front, name_points, speed_picture
@@ -202,6 +212,19 @@ def test_pyplot_is_never_loaded(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("inches", [SHEET_INCHES, PHONE_INCHES])
+def test_rungs_that_all_failed_or_need_nothing_are_drawn_without_a_warning(inches: float) -> None:
+    """A number of 0 bytes leaves an axis without a length."""
+    for rows in (
+        [FAILED],
+        [failed(estimated_bytes=0, failure=None, gate_bytes=None)],
+        [row_of(peak_allocated_bytes=0)],
+    ):
+        for picture in pictures(repeats_of(rows), inches=inches)[0]:
+            assert svg_text(picture)
 
 
 def test_a_narrow_picture_has_its_names_and_numbers_inside() -> None:

@@ -123,6 +123,14 @@ def test_a_gate_on_reserved_bytes_gives_headroom_over_reserved_bytes() -> None:
     assert ladder_table([row]).records()[0]["headroom_bytes"] == 50 * MIB
 
 
+def test_one_kernel_is_said_below_and_two_stand_in_the_table() -> None:
+    failed = row_of(run_id="b", status="oom", attention={})
+    one = [row_of(attention={"flash": 8}), row_of(run_id="c", attention={"flash": 4}), failed]
+    assert "attention kernels flash\n" in render(ladder_table(one)) and "flash 8" not in render(ladder_table(one))
+    assert "flash 8" in render(ladder_table(one), "csv")
+    assert "flash 8" in render(ladder_table([*one, row_of(run_id="d", attention={"math": 4})]))
+
+
 def test_each_machine_is_named_once() -> None:
     gpu = row_of(environment={"device": "cuda", "gpu": "H100", "driver": "570"})
     assert provenance([row_of(), row_of(), gpu]) == (

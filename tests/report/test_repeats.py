@@ -83,7 +83,6 @@ def test_the_table_of_a_gpu_has_every_column_and_that_of_a_cpu_hides_them() -> N
         "tokens/s",
         "MFU",
         "HFU",
-        "attention kernels",
         "SM clock [MHz]",
         "throttled",
         "failed in",
