@@ -8,7 +8,7 @@ from typing import Any
 from memplan.errors import MemplanError
 from memplan.ladder import runner
 from memplan.ladder.attempt import Site, job_of, traced_bytes
-from memplan.ladder.folder import open_folder
+from memplan.ladder.folder import claimed, open_folder
 from memplan.ladder.guard import Guard
 from memplan.ladder.parity import Comparisons, compared_run, is_compared
 from memplan.ladder.plan import MOST_RUNGS, Attempt, Plan, every_rung, largest_batch, ordered, rehearsed
@@ -94,17 +94,18 @@ def climb(
     tell([*assumed(question, found), *unknown])
     expect(() if search else [(runner.name_of(one, question), one.estimated_bytes) for one in attempts])
     site = site_of(folder, found[0], run)
-    climbed = runner.climb(
-        question,
-        searching(question, found, formulas, site, tell) if search else every_rung(attempts),
-        site,
-        total=MOST_RUNGS * len(found) if search else len(attempts),
-        resume=resume,
-        retry=retry,
-        guard=guard_of(question, found[0], site),
-        compared=comparing(question, found, site, formulas),
-        say=say,
-    )
+    with claimed(folder):
+        climbed = runner.climb(
+            question,
+            searching(question, found, formulas, site, tell) if search else every_rung(attempts),
+            site,
+            total=MOST_RUNGS * len(found) if search else len(attempts),
+            resume=resume,
+            retry=retry,
+            guard=guard_of(question, found[0], site),
+            compared=comparing(question, found, site, formulas),
+            say=say,
+        )
     if search:
         return climbed
     places = {point.run.run_id: place for place, point in enumerate(found)}

@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 import sys
 from typing import NoReturn
 
@@ -38,6 +39,7 @@ def application(only: str | None = None) -> typer.Typer:
 
 def main() -> NoReturn:
     """The console entry: runs a verb and ends with its exit code."""
+    open_streams()
     verb = next((word for word in sys.argv[1:2] if any(word in verbs for verbs in VERBS.values())), None)
     if verb == "estimate":
         gc.disable()  # it ends sooner than a collection would pay
@@ -51,6 +53,20 @@ def main() -> NoReturn:
         say([f"memplan: {where}{error.strerror or error}."])
         sys.exit(MemplanError.exit_code)
     sys.exit(0)
+
+
+def open_streams() -> None:
+    """Where one of the three standard streams was closed, something is there in its place: files that are opened later
+    must not take its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 if __name__ == "__main__":

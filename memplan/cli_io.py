@@ -1,5 +1,6 @@
 """What verbs share: reading what was typed, and where words and numbers go."""
 
+import contextlib
 import json
 import os
 import sys
@@ -69,6 +70,7 @@ def show_json(values: list[dict[str, Any]], *, lines: bool, single: bool = False
 
 
 def say(lines: Iterable[str]) -> None:
-    """Writes lines to standard error."""
-    for line in lines:
-        print(line, file=sys.stderr)
+    """Writes lines to standard error; where nobody can hear them, the work goes on."""
+    with contextlib.suppress(OSError):
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)

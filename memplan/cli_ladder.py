@@ -112,14 +112,21 @@ def _climb(question: Ladder, output: str, *, search: bool, **how: Any) -> None:
     rows = climbed.rows
     if output in ("json", "jsonl"):
         show_json([row.to_dict() for row in rows], lines=output == "jsonl")
-    else:
+    elif rows:
         show(render(ladder_table(rows, footer=provenance(rows)), output, rich=wants_rich()))
-    if rows:
-        write_page(rows, climbed.folder)
-    advice = recommend(rows)
+    try:
+        if rows:
+            write_page(rows, climbed.folder)
+    except OSError as error:  # a full disk; the rows are there
+        say([f"the page could not be written: {error.strerror}; memplan report {climbed.folder} makes it of the rows"])
     say(brackets(rows) if search else ())
     say([f"stopped: {climbed.stopped}"] if climbed.stopped else ())
-    say([] if advice is None else [advice.sentence])
+    if climbed.interrupted:
+        say(
+            [f"interrupted: --resume --out {climbed.folder} goes on"] if rows else ["interrupted before any rung ended"]
+        )
+    elif (advice := recommend(rows)) is not None:
+        say([advice.sentence])
     say([f"results: {climbed.folder}"])
     raise typer.Exit(climbed.exit_code)
 

@@ -357,3 +357,22 @@ def test_a_full_disk_is_one_clear_sentence() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("memplan: No space left on device.")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed: str) -> None:
+    """A file that is opened later must not take a stream's number: a rung's pipes would go astray."""
+    look = "import os; from memplan.cli import open_streams; open_streams(); print(os.dup(0) > 2, file=open(3, 'w'))"
+    command = f'"{sys.executable}" -c "{look}" 3>&1 {closed}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_where_nobody_can_hear_it_the_work_goes_on() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "memplan", "estimate", "--model", "tiny"],
+            stdout=subprocess.PIPE, stderr=full, text=True,
+        )  # fmt: skip
+    assert done.returncode == 0
+    assert "peak: " in done.stdout

@@ -53,13 +53,17 @@ def recommend(rows: Sequence[RungResult]) -> Recommendation | None:
     level = [(found, group) for found, group in timed if found >= fastest * (1 - LEVEL_FRAC)]
     own_speed, group = min(level, key=lambda one: (peak(one[1]), -one[0]))
     row = max(group, key=lambda one: one.peak_allocated_bytes or 0)
-    words = [f"use {_name(row, rows)}: {own_speed:.3g} samples/s"]
+    words = [f"use {_name(row, rows)}: {_round(own_speed)} samples/s"]
     others = sorted((one for one in timed if one[1] is not group), key=lambda one: -one[0])
     if others:
         next_speed, other = others[0]
         change = own_speed / next_speed - 1
         if abs(change) <= LEVEL_FRAC:
-            words.append(f"as fast as {_name(other[0], rows)} with {_less(peak(group), peak(other))}")
+            words.append(f"as fast as {_name(other[0], rows)}{_less(peak(group), peak(other))}")
+        elif _overlap(group, other):
+            words.append(
+                f"not told apart from the next, {_name(other[0], rows)}, by so few steps (--repeat 5 tells more)"
+            )
         else:
             words.append(f"{format_percent(change).lstrip('+')} faster than the next, {_name(other[0], rows)}")
     elif len({one.run_id for one in rows}) > 1:
@@ -68,6 +72,7 @@ def recommend(rows: Sequence[RungResult]) -> Recommendation | None:
         words.append(f"peak {format_bytes(row.peak_allocated_bytes)}")
     if row.gate_bytes is not None and row.gated_bytes is not None:
         words.append(f"{format_bytes(row.gate_bytes - row.gated_bytes)} under the gate")
+    words += [f"but beware: {warning}" for warning in dict.fromkeys(text for one in group for text in one.warnings)]
     return Recommendation(row=group[0], sentence=", ".join(words))
 
 
@@ -103,7 +108,27 @@ def peak(group: Sequence[RungResult]) -> int:
 
 def _less(own_bytes: int, other_bytes: int) -> str:
     difference = other_bytes - own_bytes
-    return f"{format_bytes(abs(difference))} {'less' if difference >= 0 else 'more'} memory"
+    if not difference:
+        return ""
+    return f" with {format_bytes(abs(difference))} {'less' if difference > 0 else 'more'} memory"
+
+
+def _overlap(group: Sequence[RungResult], other: Sequence[RungResult]) -> bool:
+    """Whether the slowest step a sample of the one took as long as the fastest of the other: of repeats their medians,
+    of a single process its steps."""
+    own, others = _times(group), _times(other)
+    return max(own) >= min(others) and max(others) >= min(own)
+
+
+def _times(group: Sequence[RungResult]) -> list[float]:
+    """Nanoseconds a sample."""
+    if len(group) > 1:
+        return [row.median_step_ns / row.step["batch"] for row in group if row.median_step_ns is not None]
+    return [step_ns / row.step["batch"] for row in group for step_ns in row.step_ns]
+
+
+def _round(speed: float) -> str:
+    return f"{speed:.3g}" if speed < 1000 else f"{speed:,.0f}"
 
 
 def _name(row: RungResult, rows: Sequence[RungResult]) -> str:

@@ -1,6 +1,10 @@
 """Where a climb's results go: never over somebody else's."""
 
+import fcntl
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -33,6 +37,25 @@ def open_folder(out: Path | None, name: str, *, resume: bool, reports: Path, tod
             f"{out} cannot be written: {error.strerror}.", "Type --out with a folder of yours."
         ) from None
     return out
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """While the folder is this climb's alone; MemplanError when another climb is at work in it. The claim ends with the
+    process, however that ends. Where the file system knows no locks nothing is claimed."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MemplanError(
+                f"Another ladder is climbing into {folder}.", "Wait for it, or type another --out."
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(number)
 
 
 def holds_results(folder: Path) -> bool:

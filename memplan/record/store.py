@@ -29,16 +29,21 @@ class Results:
 
 
 def append_row(path: Path, row: RungResult) -> None:
-    """Adds `row` to the jsonl file at `path` and waits until the disk has it. A torn last line is closed first."""
+    """Adds `row` to the jsonl file at `path` and waits until the disk has it. A torn last line is closed first.
+    MemplanError where the disk does not take it."""
     line = json.dumps(row.to_dict()) + "\n"
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                line = "\n" + line
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = "\n" + line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        what = f"{path} does not take the row of {row.rung}: {error.strerror}."
+        raise MemplanError(what, "Make room there, and go on with --resume; earlier rows are safe.") from None
 
 
 def read_rows(path: Path) -> tuple[RungResult, ...]:

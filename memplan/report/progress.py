@@ -1,5 +1,6 @@
 """What goes on, on standard error: a live table on a terminal, plain lines in a log."""
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -71,8 +72,9 @@ class Progress:
         return table
 
     def _write(self, text: str) -> None:
-        self._file.write(text)
-        self._file.flush()
+        with contextlib.suppress(OSError):  # where nobody can hear it, the climb goes on
+            self._file.write(text)
+            self._file.flush()
 
 
 def ended(row: RungResult) -> tuple[str, str]:

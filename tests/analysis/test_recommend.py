@@ -36,6 +36,19 @@ def test_of_equals_the_one_that_needs_less() -> None:
     assert found.sentence.startswith("use B4c1@full: 3.98 samples/s, as fast as B4c1@none with 20.00 GiB less memory")
 
 
+def test_steps_that_overlap_tell_nothing_apart() -> None:
+    noisy = rung("B4c1@none", 0.8, 60, step_ns=(6 * 10**8, 8 * 10**8, 11 * 10**8))
+    found = recommend([noisy, rung("B4c1@full", 1, 40)])
+    assert found is not None
+    assert "not told apart from the next, B4c1@full, by so few steps (--repeat 5 tells more)" in found.sentence
+
+
+def test_what_to_know_stands_in_the_sentence_too() -> None:
+    found = recommend([rung("B4c1@none", 1, 60, warnings=("4.00 MiB more stay alive after each step",))])
+    assert found is not None
+    assert found.sentence.endswith("10.00 GiB under the gate, but beware: 4.00 MiB more stay alive after each step")
+
+
 def test_repeats_count_by_their_median_and_all_must_pass() -> None:
     slow = [rung("B4c1@none", seconds, 60, repeat=number) for number, seconds in enumerate((1, 1, 9), 1)]
     found = recommend([*slow, rung("B4c1@full", 2, 40)])

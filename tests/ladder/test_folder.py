@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import MemplanError
-from memplan.ladder.folder import ROWS_FILE, open_folder
+from memplan.ladder.folder import ROWS_FILE, claimed, open_folder
 
 DAY = date(2026, 1, 31)
 
@@ -56,3 +56,10 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> N
     blocker.write_text("")
     with pytest.raises(MemplanError, match="cannot be written"):
         open_folder(blocker / "out", "x", resume=False, reports=tmp_path)
+
+
+def test_two_climbs_do_not_share_a_folder(tmp_path: Path) -> None:
+    with claimed(tmp_path), pytest.raises(MemplanError, match="Another ladder is climbing into"), claimed(tmp_path):
+        pass
+    with claimed(tmp_path):
+        assert list(tmp_path.iterdir()) == []
