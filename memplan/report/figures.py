@@ -184,7 +184,8 @@ def beside(axes: Any, place: float, points: int, text: str, color: str = INK, we
         behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.4}
         points, place, text = min(0, points - BESIDE_POINTS), place - 0.5, text.replace("\n", ", ")
     axes.annotate(text, (1, place), xycoords=("axes fraction", "data"), xytext=(points, 0), ha="right", va="center",
-                  textcoords="offset points", fontsize=9, color=color, weight=weight, bbox=behind)  # fmt: skip
+                  textcoords="offset points", fontsize=9, color=color, weight=weight, bbox=behind,
+                  zorder=5)  # fmt: skip
 
 
 def gate_line(axes: Any, scale: Scale, gate_bytes: int | None) -> list[Any]:

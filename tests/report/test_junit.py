@@ -84,7 +84,7 @@ def test_a_comparison_fails_where_something_is_worse_or_gone() -> None:
     assert {name.partition(" ")[0]: outcome for name, outcome in found.items()} == {
         "broke": "failure", "worse": "failure", "missing": "failure", "incomparable": "failure",
         "insufficient": "failure", "ambiguous": "skipped", "fixed": "passed", "better": "passed", "new": "passed",
-        "same": "passed",
+        "same": "passed", "moved": "passed",
     }  # fmt: skip
     allowed = outcomes(suite(junit(comparison_cases(comparison(*every, allow_missing=True)), "x")))
     assert allowed["missing step_ns"] == "skipped"
