@@ -4,13 +4,15 @@ import csv
 import dataclasses
 import io
 import json
+from collections.abc import Iterator
 
 import pytest
 from samples import row_of
 
 from memplan.errors import MemplanError
+from memplan.record import RungResult
 from memplan.report.ladder_columns import peak_phase
-from memplan.report.ladder_table import ladder_table, provenance
+from memplan.report.ladder_table import labels, ladder_table, provenance
 from memplan.report.render import FORMS, render
 from memplan.report.table import Column, Table
 from memplan.units import MIB
@@ -129,6 +131,23 @@ def test_one_kernel_is_said_below_and_two_stand_in_the_table() -> None:
     assert "attention kernels flash\n" in render(ladder_table(one)) and "flash 8" not in render(ladder_table(one))
     assert "flash 8" in render(ladder_table(one), "csv")
     assert "flash 8" in render(ladder_table([*one, row_of(run_id="d", attention={"math": 4})]))
+
+
+def test_what_names_all_rungs_looks_through_them_once() -> None:
+    """With a look at every row for each row a ladder of thousands would take minutes."""
+
+    class Counted(list[RungResult]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[RungResult]:
+            self.looks += 1
+            return super().__iter__()
+
+    rows = Counted(row_of(run_id=str(number), model=f"m{number % 2}") for number in range(50))
+    label = labels(rows)
+    looks = rows.looks
+    assert [label(row) for row in list.__iter__(rows)][:2] == [f"m{number} {rows[number].rung}" for number in (0, 1)]
+    assert rows.looks == looks <= 2
 
 
 def test_each_machine_is_named_once() -> None:
