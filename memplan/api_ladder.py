@@ -15,6 +15,7 @@ from memplan.ladder.plan import MOST_RUNGS, Attempt, Plan, every_rung, largest_b
 from memplan.ladder.points import Point, assumed, find_device, points, with_batch
 from memplan.ladder.runner import Climb, check
 from memplan.launch.process import Outcome, run_worker
+from memplan.models.entry_source import check_entry
 from memplan.record import FINAL, STATUSES, Note, Planned
 from memplan.spec import EntryRun, Ladder, RunSpec
 
@@ -52,9 +53,7 @@ class Formulas:
 
 def planned(question: Ladder) -> list[Planned]:
     """The attempts of a ladder in the order of the climb, each with what would become of it by the estimate alone."""
-    device, simulated = find_device(question.device, question.gpu)
-    found = points(question, device, simulated=simulated)
-    check(question, found)
+    found = asked(question)
     formulas = Formulas()
     return rehearsed(ordered(found, lambda point: formulas(point.run), question.repeat), question)
 
@@ -79,12 +78,8 @@ def climb(
     check_retry(retry, resume=resume)
     if search and question.gate_bytes is None:
         raise MemplanError("A search needs a gate to hold batches against.", "Type --gate 71GiB.")
-    device, simulated = find_device(question.device, question.gpu)
-    found = points(question, device, simulated=simulated)
+    found = asked(question, search=search)
     formulas = Formulas()
-    if search:
-        found = tuple({point.same_but_batch: point for point in found}.values())
-    check(question, found)
     attempts = ordered(found, lambda point: formulas(point.run), question.repeat)
     if search and question.gate_bytes is not None:
         for point in found:
@@ -111,6 +106,20 @@ def climb(
     places = {point.run.run_id: place for place, point in enumerate(found)}
     rows = sorted(climbed.rows, key=lambda row: (places[row.run_id], row.repeat))
     return dataclasses.replace(climbed, rows=tuple(rows))
+
+
+def asked(question: Ladder, *, search: bool = False) -> tuple[Point, ...]:
+    """The points of a ladder, of a search one for each mode; MemplanError where it cannot be climbed as a whole."""
+    device, simulated = find_device(question.device, question.gpu)
+    found = points(question, device, simulated=simulated)
+    if search:
+        found = tuple({point.same_but_batch: point for point in found}.values())
+    check(question, found)
+    if isinstance(found[0].run, EntryRun):
+        check_entry(found[0].run.entry, tuple(found[0].run.arguments()))
+        if any(point.rung.loss_chunks for point in found):
+            raise MemplanError("A step of your own makes its loss itself.", "Leave the l out of the rung.")
+    return found
 
 
 def check_retry(retry: Sequence[str], *, resume: bool) -> None:

@@ -8,6 +8,7 @@ import pytest
 from climbing import HERE, in_this_process, went_well
 
 from memplan.api_ladder import climb
+from memplan.errors import MemplanError
 from memplan.ladder.attempt import Site, measure
 from memplan.ladder.plan import Attempt
 from memplan.ladder.points import points
@@ -63,6 +64,18 @@ def test_the_job_names_the_entry_and_the_row_too(tmp_path: Path) -> None:
     )
     assert jobs[0]["entry"]["entry"] == "mine:make" and "run" not in jobs[0]
     assert (row.model, row.rung, row.step["batch"], row.estimated_bytes) == ("mine:make", "B4c1@none", 4, None)
+
+
+def test_a_search_over_a_step_that_no_formula_knows_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MemplanError, match="no formula knows this step"):
+        climb(question(), out=tmp_path / "out", search=True)
+    with pytest.raises(MemplanError, match="has no function 'makes'"):
+        climb(question(entry="mine:makes"), out=tmp_path / "out")
+    with pytest.raises(MemplanError, match="makes its loss itself"):
+        climb(question("B4l2"), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_step_of_the_users_own_is_traced_for_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_search_keeps_the_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [({}, "needs a gate"), ({"gate": "1GiB", "entry": "x:y"}, "no formula knows this step")]
+    ("data", "why"), [({}, "needs a gate"), ({"gate": "1GiB", "entry": "json:dumps"}, "does not take batch")]
 )
 def test_a_search_that_cannot_start_says_why(tmp_path: Path, data: dict[str, Any], why: str) -> None:
     with pytest.raises(MemplanError, match=why):
