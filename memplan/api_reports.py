@@ -7,7 +7,7 @@ from memplan.analysis.baseline import REFRESHED, Baseline, baselines, find, refr
 from memplan.analysis.compare import Tolerance
 from memplan.analysis.compare import compare as compared
 from memplan.analysis.comparison import Comparison
-from memplan.analysis.history import Climbed, Moment
+from memplan.analysis.history import Climbed, Moment, began
 from memplan.analysis.history import history as trends
 from memplan.errors import MemplanError, NothingMeasuredError
 from memplan.record import Results, read_all, read_results
@@ -95,7 +95,10 @@ def history(folders: Sequence[Path], tolerance: Tolerance | None = None) -> tupl
     for file in files.values():
         results = read_all([file])
         warnings += results.warnings
-        climbed.append(Climbed(path=file, rows=results.rows, written_at=file.stat().st_mtime))
+        climbed.append(Climbed(path=file, rows=results.rows))
+    undated = [str(one.path) for one in climbed if began(one.rows) is None and one.rows]
+    if undated and len(climbed) > 1:
+        warnings.append(f"Nobody knows when these began, so they stand where they were given: {', '.join(undated)}.")
     moments = trends(climbed, tolerance)
     if not moments:
         raise NothingMeasuredError(f"No row was found in {', '.join(str(folder) for folder in folders)}.")

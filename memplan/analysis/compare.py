@@ -8,7 +8,7 @@ are, each for itself. What nobody held against anything counts as missing.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memplan.analysis.comparison import Comparison, Finding
+from memplan.analysis.comparison import LABELS, Comparison, Finding
 from memplan.analysis.finding import finding
 from memplan.analysis.matching import Pair, is_empty, is_final, pairs
 from memplan.analysis.memory_findings import TOLERANCE_BYTES, TOLERANCE_FRAC, memory_findings
@@ -58,12 +58,12 @@ def compare(
     matched = pairs(base, new)
     found = [one for pair in matched for one in _findings(pair, allowed, across)]
     kept = [pair for pair in matched if pair.base and pair.new]
-    by_name: dict[str, list[str]] = {}
+    by_label: dict[str, set[str]] = {label: set() for label in LABELS}
     for one in found:
         if one.metric == "step_ns" and one.counts:
-            by_name.setdefault(one.label, []).append(one.name)
-    unsure = [pair for pair in kept if pair.name in (*by_name.get("ambiguous", ()), *by_name.get("insufficient", ()))]
-    moved = [pair for pair in kept if pair.name in (*by_name.get("worse", ()), *by_name.get("better", ()))]
+            by_label[one.label].add(one.name)
+    unsure = [pair for pair in kept if pair.name in by_label["ambiguous"] | by_label["insufficient"]]
+    moved = [pair for pair in kept if pair.name in by_label["worse"] | by_label["better"]]
     return Comparison(
         findings=tuple(sorted(found, key=lambda one: one.rank)),
         base_name=base_name,

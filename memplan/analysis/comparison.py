@@ -18,7 +18,7 @@ LABELS = (
     "moved",
     "same",
 )
-"""How a finding can end, the worst first. What `moved` is no verdict: a part while its whole holds, or bytes that do not
+"""How a finding can end, the worst first. `moved` is no verdict: a part while its whole holds, or bytes that do not
 count."""
 JUDGED = ("broke", "worse", "ambiguous", "fixed", "better", "same")
 """Labels that need both sides: a rung with one of them was compared."""

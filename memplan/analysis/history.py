@@ -1,7 +1,8 @@
 """The trend of each rung over several results, oldest first.
 
 Numbers are told against the moment before. A step is marked, by the rules of `compare`, against the last moment at
-which one was, so that a creep of many small changes is a step once it is beyond the tolerance.
+which one was, so that a creep of many small changes is a step once it is beyond the tolerance; and against one on the
+same device and torch, so that an excursion to others hides none.
 """
 
 import datetime
@@ -16,6 +17,8 @@ from memplan.analysis.speed_findings import timed
 from memplan.analysis.surroundings import memory_differences, told
 from memplan.record import WHOLE, RungResult
 
+UNKNOWN = "unknown"
+"""The time of a result that does not say when it began."""
 STEPS = ("broke", "worse", "fixed", "better")
 """Labels that mark a step in a trend."""
 
@@ -28,8 +31,6 @@ class Climbed:
     """Where it was read."""
     rows: tuple[RungResult, ...]
     """Its rows."""
-    written_at: float
-    """When its file was last written, seconds since 1970: its time where no row says when it began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,9 @@ class Moment:
     source: str
     """`measured`, `simulated` or `estimated`."""
     at: str
-    """When it began, UTC, ISO 8601."""
+    """When it began, UTC, ISO 8601; `UNKNOWN` where no row says."""
+    place: int
+    """Which of the results it is from, oldest first, from 0."""
     commit: str | None
     """Commit that it ran on."""
     path: Path
@@ -63,33 +66,50 @@ class Moment:
     step_change: float | None = None
     """Step time over the one before, less 1."""
     marks: tuple[str, ...] = ()
-    """Which step was taken since the last one: `memory worse`, `speed better`, `broke`; `elsewhere` where that came
-    from a machine whose bytes cannot be compared."""
+    """Which step was taken since the last one there: `memory worse`, `speed better`, `broke`; `elsewhere` where the
+    moment before is from a machine or torch whose bytes cannot be compared."""
 
 
 def history(climbed: Sequence[Climbed], tolerance: Tolerance | None = None) -> tuple[Moment, ...]:
-    """All rungs in all results, rung by rung in the order of their first appearance, each oldest first."""
-    ordered = sorted(climbed, key=lambda one: began(one.rows, one.written_at))
+    """All rungs in all results, rung by rung in the order of their first appearance, each oldest first. A result that
+    does not say when it began stays behind the one that it was given after."""
+    ordered = _ordered(climbed)
     names = rung_names([row for one in ordered for row in one.rows])
-    series: dict[Key, list[tuple[Climbed, tuple[RungResult, ...]]]] = {}
-    for one in ordered:
+    series: dict[Key, list[tuple[int, tuple[RungResult, ...]]]] = {}
+    for place, one in enumerate(ordered):
         for key, rows in repeats(one.rows).items():
-            series.setdefault(key, []).append((one, rows))
+            series.setdefault(key, []).append((place, rows))
     moments = []
     for key, points in series.items():
         before: tuple[RungResult, ...] = ()
-        level: tuple[RungResult, ...] = ()
-        for one, rows in points:
-            marks = _marks(level, rows, tolerance) if level else ()
-            moments.append(_moment(names[key], one, rows, before, marks))
-            before, level = rows, rows if marks or not level else level
+        levels: list[tuple[RungResult, ...]] = []  # one for each machine and torch
+        for place, rows in points:
+            marks: tuple[str, ...] = ()
+            if before and (moved := memory_differences(before, rows)):
+                marks = (f"elsewhere: {told(moved)}",)
+            level = next((one for one in levels if not memory_differences(one, rows)), None)
+            steps = _steps(level, rows, tolerance) if level else ()
+            if steps and level:
+                levels.remove(level)
+            if steps or not level:
+                levels.append(rows)
+            moments.append(_moment(names[key], place, ordered[place], rows, before, (*marks, *steps)))
+            before = rows
     return tuple(moments)
 
 
-def began(rows: Sequence[RungResult], written_at: float) -> str:
-    """When the first of `rows` began, or else when their file was written, UTC, ISO 8601."""
-    known = sorted(_utc(row.started_at) for row in rows if row.started_at)
-    return known[0] if known else _utc(datetime.datetime.fromtimestamp(written_at, datetime.UTC).isoformat())
+def _ordered(climbed: Sequence[Climbed]) -> list[Climbed]:
+    """By when they began, as far as that is known."""
+    at, times = "", []
+    for one in climbed:
+        at = began(one.rows) or at
+        times.append(at)
+    return [climbed[place] for place in sorted(range(len(climbed)), key=lambda place: times[place])]
+
+
+def began(rows: Sequence[RungResult]) -> str | None:
+    """When the first of `rows` began, UTC, ISO 8601; None where none says."""
+    return min((_utc(row.started_at) for row in rows if row.started_at), default=None)
 
 
 def _utc(text: str) -> str:
@@ -105,6 +125,7 @@ def _utc(text: str) -> str:
 
 def _moment(
     name: str,
+    place: int,
     one: Climbed,
     rows: tuple[RungResult, ...],
     before: tuple[RungResult, ...],
@@ -117,7 +138,8 @@ def _moment(
         model=rows[0].model,
         run_id=rows[0].run_id,
         source=rows[0].source,
-        at=began(rows, one.written_at),
+        at=began(rows) or UNKNOWN,
+        place=place,
         commit=next((str(row.environment["commit"]) for row in rows if row.environment.get("commit")), None),
         path=one.path,
         status=status(rows),
@@ -130,9 +152,8 @@ def _moment(
     )
 
 
-def _marks(level: tuple[RungResult, ...], rows: tuple[RungResult, ...], tolerance: Tolerance | None) -> tuple[str, ...]:
-    if different := memory_differences(level, rows):
-        return (f"elsewhere: {told(different)}",)
+def _steps(level: tuple[RungResult, ...], rows: tuple[RungResult, ...], tolerance: Tolerance | None) -> tuple[str, ...]:
+    """What moved since `level`, which is from the same machine and torch."""
     found = compare(level, rows, tolerance=tolerance)
     words = {"peak_allocated_bytes": "memory", "step_ns": "speed", "status": ""}
     return tuple(

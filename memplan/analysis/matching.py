@@ -40,11 +40,16 @@ def pairs(base: Sequence[RungResult], new: Sequence[RungResult]) -> tuple[Pair, 
     names = rung_names((*base, *new))
     twins = {key: key for key in after if key in before}
     for found in (_same_step, _nearest):
-        free = [key for key in before if key not in twins.values()]
-        for key in [key for key in after if key not in twins]:
-            if (twin := found(after[key][0], {key: before[key][0] for key in free})) is not None:
+        taken = set(twins.values())
+        free: dict[tuple[str, ...], dict[Key, RungResult]] = {}
+        for key, rows in before.items():
+            if key not in taken:
+                free.setdefault(_words(rows[0]), {})[key] = rows[0]
+        for key, rows in after.items():
+            alike = free.get(_words(rows[0]), {})
+            if key not in twins and (twin := found(rows[0], alike)) is not None:
                 twins[key] = twin
-                free.remove(twin)
+                del alike[twin]
     matched = []
     for key, rows in after.items():
         others = before[twins[key]] if key in twins else ()
@@ -55,8 +60,8 @@ def pairs(base: Sequence[RungResult], new: Sequence[RungResult]) -> tuple[Pair, 
         elif others:
             drift = contradiction(others[0], rows[0])
         matched.append(Pair(name=names[key], base=others, new=rows, drift=drift, machine=machine))
-    gone = [key for key in before if key not in twins.values()]
-    return (*matched, *(Pair(name=names[key], base=before[key]) for key in gone))
+    gone = before.keys() - set(twins.values())
+    return (*matched, *(Pair(name=names[key], base=before[key]) for key in before if key in gone))
 
 
 def repeats(rows: Iterable[RungResult]) -> dict[Key, tuple[RungResult, ...]]:
@@ -72,8 +77,11 @@ def rung_names(rows: Sequence[RungResult]) -> dict[Key, str]:
     first = {key: group[0] for key, group in repeats(rows).items()}
     models = {row.model for row in first.values()}
     names = {}
+    called: dict[tuple[str, str], list[RungResult]] = {}
+    for row in first.values():
+        called.setdefault((row.model, row.rung), []).append(row)
     for key, row in first.items():
-        alike = [other for other in first.values() if (other.model, other.rung) == (row.model, row.rung)]
+        alike = called[row.model, row.rung]
         words = [row.model] if len(models) > 1 else []
         words.append(row.rung)
         varying = dict.fromkeys(name for other in alike for name in step_differences(row, other))
@@ -127,15 +135,14 @@ def _field(row: RungResult, name: str) -> Any:
     return plain[0] if value in plain else value
 
 
-def _alike(row: RungResult, other: RungResult) -> bool:
-    return (row.model, row.rung, row.source) == (other.model, other.rung, other.source)
+def _words(row: RungResult) -> tuple[str, ...]:
+    """What rows have to share before one may stand for the other."""
+    return row.model, row.rung, row.source
 
 
 def _same_step(row: RungResult, others: dict[Key, RungResult]) -> Key | None:
-    alike = (key for key, other in others.items() if _alike(row, other) and not step_differences(other, row))
-    return next(alike, None)
+    return next((key for key, other in others.items() if not step_differences(other, row)), None)
 
 
 def _nearest(row: RungResult, others: dict[Key, RungResult]) -> Key | None:
-    alike = {key: len(step_differences(other, row)) for key, other in others.items() if _alike(row, other)}
-    return min(alike, key=lambda key: alike[key], default=None)
+    return min(others, key=lambda key: len(step_differences(others[key], row)), default=None)

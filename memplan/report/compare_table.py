@@ -52,7 +52,7 @@ def compare_table(found: Comparison, *, details: bool = False) -> Table:
     """The verdict, the findings that a person has to see, and notes. A rung always shows its peak and its time;
     everything else only where it moved, or with `details`."""
     shown = [finding for finding in found.findings if details or worth_showing(finding)]
-    hidden = len([finding for finding in found.counted if finding not in shown])
+    hidden = 0 if details else len([finding for finding in found.counted if not worth_showing(finding)])
     names = {finding.name: place for place, finding in reversed(list(enumerate(found.findings)))}
     shown.sort(key=lambda finding: names[finding.name])
     more = [f"{hidden} further metrics are the same"] if hidden else []

@@ -45,11 +45,11 @@ COLUMNS = (
     Column(key="commit", header="commit", align="left", hide_empty=True),
     Column(key="status", header="status", align="left", hide_constant=True),
     Column(key="peak_bytes", header="peak", text=format_bytes),
-    Column(key="peak_change_bytes", header="change", text=lambda size: signed_bytes(size) if size else "0 B"),
-    Column(key="step_ns", header="step", text=format_ns, hide_empty=True),
-    Column(key="step_change_frac", header="change of step", text=format_percent, hide_empty=True),
+    Column(key="peak_change_bytes", header="change of peak", text=lambda size: signed_bytes(size) if size else "0 B"),
+    Column(key="step_ns", header="step time", text=format_ns, hide_empty=True),
+    Column(key="step_change_frac", header="change of time", text=format_percent, hide_empty=True),
     Column(key="num_processes", header="processes", hide_constant=True),
-    Column(key="marks", header="step in the trend", align="left", hide_empty=True),
+    Column(key="marks", header="what moved", align="left", hide_empty=True),
     Column(key="path", header="result", align="left"),
 )
 """What is known of each moment."""
@@ -92,8 +92,7 @@ def history_picture(moments: Sequence[Moment]) -> Picture:
     from matplotlib.gridspec import GridSpec
 
     lines = _lines(moments)
-    times = sorted({(moment.at, str(moment.path)) for moment in moments})
-    places = {time: place for place, time in enumerate(times)}
+    places = {place: number for number, place in enumerate(sorted({moment.place for moment in moments}))}
     timed = any(moment.step_ns is not None for line in lines.values() for moment in line)
     figure, upper = sheet(height=6.4 if timed else 4.2)
     scale = scale_of(moment.peak_bytes for moment in moments)
@@ -108,7 +107,7 @@ def history_picture(moments: Sequence[Moment]) -> Picture:
     handles: list[Any] = []
     for axes, label, what, read in panels:
         handles = _panel(axes, lines, places, label, what, read)
-    said = {places[moment.at, str(moment.path)]: moment.commit or moment.at[:10] for moment in moments}
+    said = {places[moment.place]: moment.commit or moment.at[:10] for moment in moments}
     panels[-1][0].set_xticks(list(said), [for_plot(text, 12) for text in said.values()], rotation=30)
     upper.set_title("Trend of each rung", loc="left", fontsize=12, weight="bold", color=INK)
     left_out = len({(moment.run_id, moment.source) for moment in moments}) - len(lines)
@@ -120,13 +119,13 @@ def history_picture(moments: Sequence[Moment]) -> Picture:
 
 
 def _panel(
-    axes: Any, lines: dict[str, list[Moment]], places: dict[Any, int], label: str, what: str, read: Any
+    axes: Any, lines: dict[str, list[Moment]], places: dict[int, int], label: str, what: str, read: Any
 ) -> list[Any]:
     """Draws one number of all rungs; the entries of the legend."""
     handles = []
     for number, (name, line) in enumerate(lines.items()):
         color, mark = LOOKS[number % len(LOOKS)]
-        points = [(places[moment.at, str(moment.path)], read(moment), moment) for moment in line]
+        points = [(places[moment.place], read(moment), moment) for moment in line]
         known = [(place, value, moment) for place, value, moment in points if value is not None]
         (drawn,) = axes.plot([place for place, _, _ in known], [value for _, value, _ in known], color=color,
                              marker=mark, markeredgecolor=PAPER, linestyle="--" if number >= len(LOOKS) else "-",
@@ -159,7 +158,7 @@ def _alt(moments: Sequence[Moment]) -> str:
     steps = [f"{moment.name} {mark} at {moment.commit or moment.at}" for moment in moments for mark in moment.marks]
     names = len({moment.name for moment in moments})
     said = "; ".join(steps[:10]) if steps else "none moved beyond the tolerance"
-    return f"A line for each of {names} rungs over {len({moment.at for moment in moments})} results: {said}."
+    return f"A line for each of {names} rungs over {len({moment.place for moment in moments})} results: {said}."
 
 
 def _peak(moment: Moment, scale: Any) -> float | None:

@@ -1,6 +1,7 @@
 """Two results side by side: what each label takes, and that nothing is green by accident."""
 
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from memplan.analysis.compare import Tolerance, compare
 from memplan.analysis.comparison import LABELS, Comparison, Finding
 from memplan.analysis.verdict import notes, verdict
 from memplan.record import RungResult, WindowPeak
+from memplan.report.compare_table import compare_table
 from memplan.units import MIB
 
 PARTS = {"params": 40 * MIB, "activations": 50 * MIB, "temps": 10 * MIB}
@@ -618,3 +620,18 @@ def test_comparing_turned_around_turns_the_labels_around() -> None:
         label = labels[finding.name, finding.metric]
         assert finding.label == turned.get(label, label)
     assert {"worse", "fixed", "same"} <= set(labels.values())
+
+
+def test_many_rungs_take_time_in_proportion() -> None:
+    def sides(count: int) -> list[list[RungResult]]:
+        return [
+            [row_of(rung=f"B{number}c1@none", run_id=f"{side}{number}") for number in range(1, count)] for side in "ab"
+        ]
+
+    def seconds(count: int) -> float:
+        rows = sides(count)
+        start = time.process_time()
+        compare_table(compare(*rows))
+        return time.process_time() - start
+
+    assert seconds(1200) < 10 * seconds(300) + 0.05, "16 times as long where every row looks at every other"

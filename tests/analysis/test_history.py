@@ -11,7 +11,7 @@ from memplan.record import RungResult
 from memplan.units import MIB
 
 
-def climbed(day: int | None, *rows: RungResult, written_at: float = 0.0, name: str = "") -> Climbed:
+def climbed(day: int | None, *rows: RungResult, name: str = "") -> Climbed:
     """A result of a day in November, its commit named after it."""
     dated = [
         RungResult.from_dict(
@@ -21,7 +21,7 @@ def climbed(day: int | None, *rows: RungResult, written_at: float = 0.0, name: s
         )
         for row in rows
     ]
-    return Climbed(path=Path(name or f"reports/{day}"), rows=tuple(dated), written_at=written_at)
+    return Climbed(path=Path(name or f"reports/{day}"), rows=tuple(dated))
 
 
 def peaks(*sizes: int) -> list[Climbed]:
@@ -49,15 +49,16 @@ def test_they_come_by_when_they_began_whatever_the_order_of_the_folders() -> Non
 def test_a_zone_of_the_clock_does_not_move_a_moment() -> None:
     late = climbed(None, row_of(started_at="2026-11-02T01:00:00+05:00"))  # the 1st, 20:00 in UTC
     early = climbed(1, row_of())
-    moments = history(
-        [Climbed(path=late.path, rows=(row_of(started_at="2026-11-02T01:00:00+05:00"),), written_at=0), early]
-    )
+    moments = history([Climbed(path=late.path, rows=(row_of(started_at="2026-11-02T01:00:00+05:00"),)), early])
     assert [moment.at for moment in moments] == ["2026-11-01T10:00:00+00:00", "2026-11-01T20:00:00+00:00"]
 
 
-def test_rows_that_do_not_say_when_go_by_their_file() -> None:
-    old, older = climbed(None, row_of(), written_at=2e9, name="b"), climbed(None, row_of(), written_at=1e9, name="a")
-    assert [str(moment.path) for moment in history([old, older])] == ["a", "b"]
+def test_rows_that_do_not_say_when_stay_behind_what_they_were_given_after() -> None:
+    undated = [climbed(None, row_of(), name=name) for name in "ba"]
+    moments = history([climbed(3, row_of()), climbed(1, row_of()), *undated, climbed(2, row_of())])
+    assert [str(moment.path) for moment in moments] == ["reports/1", "b", "a", "reports/2", "reports/3"]
+    assert [moment.at for moment in moments[1:3]] == ["unknown", "unknown"]
+    assert [moment.place for moment in moments] == [0, 1, 2, 3, 4]
 
 
 def test_a_rung_that_was_left_out_once_goes_on_from_its_last_moment() -> None:
@@ -97,3 +98,9 @@ def test_f37_a_moment_on_another_machine_is_no_step() -> None:
     moved = row_of(peak_allocated_bytes=150 * MIB, environment={"torch": "2.14.0", "cpu": "Abacus", "device": "cpu"})
     moments = history([climbed(1, row_of()), climbed(2, moved)])
     assert moments[1].marks == ("elsewhere: torch 2.13.0 before, 2.14.0 now",)
+
+
+def test_f37_a_step_is_marked_though_another_machine_came_in_between() -> None:
+    away = row_of(environment={"torch": "2.14.0", "cpu": "Abacus", "device": "cpu"})
+    moments = history([climbed(1, row_of()), climbed(2, away), climbed(3, row_of(status="oom"))])
+    assert moments[2].marks == ("elsewhere: torch 2.14.0 before, 2.13.0 now", "broke")
