@@ -17,6 +17,7 @@ from memplan.ladder.runner import Climb, check
 from memplan.launch.process import Outcome, run_worker
 from memplan.models.entry_source import check_entry
 from memplan.record import FINAL, STATUSES, Note, Planned
+from memplan.record.store import ROWS_FILE
 from memplan.spec import EntryRun, Ladder, RunSpec
 
 REPORTS = Path("reports")
@@ -85,6 +86,8 @@ def climb(
         for point in found:
             formulas.largest(point, question.gate_bytes)  # says before anything starts where no formula is
     folder = open_folder(out, question.name, resume=resume, reports=REPORTS)
+    if resume and not (folder / ROWS_FILE).exists():
+        tell([f"nothing to resume in {folder}: a new climb"])
     unknown = [f"not estimated, since no formula knows it: {what}" for what in sorted(formulas.unknown)]
     tell([*assumed(question, found), *unknown])
     expect(() if search else [(runner.name_of(one, question), one.estimated_bytes) for one in attempts])

@@ -74,6 +74,8 @@ def ladder(
         )
     if search and repeat not in (None, 1):
         raise MemplanError("A search climbs each rung once.", "Climb what it finds again with --repeat.")
+    if out is not None and not out.name:
+        raise MemplanError("--out names no folder.", "Type --out reports/NAME.")
     question = ladder_of("B1c1" if rungs is None else rungs, given)
     if dry_run:
         from memplan.api_ladder import planned

@@ -65,7 +65,9 @@ def climb(
     the climb, not what was measured.
     """
     rows_file = site.folder / ROWS_FILE
-    kept = _kept(rows_file, site, retry) if resume and rows_file.exists() else {}
+    before_now = read_rows(rows_file) if resume and rows_file.exists() else ()
+    kept = {row.key: row for row in before_now if is_kept(row, retry) and same_place(row, site)}
+    elsewhere = {row.key for row in before_now if is_kept(row, retry)} - kept.keys()
     done: list[tuple[Attempt, RungResult]] = []
     clock = _Clock(total)
     stopped, name, interrupted = "", "", False
@@ -79,6 +81,8 @@ def climb(
                 said = f"kept from before: {row.status}"
             else:
                 speak = _speaker(say, clock, name)
+                if attempt.key in elsewhere:
+                    speak("again, since its row is from another device or torch", "phase")
                 row = _new_row(ladder, attempt, site, done, guard, compared, speak, stopped)
                 said = summary(row)
             if row != before:
@@ -158,21 +162,18 @@ def _new_row(
     return judge(row, gate_bytes=ladder.gate_bytes, gate_on=ladder.gate_on)
 
 
-def _kept(rows_file: Path, site: Site, retry: Collection[str]) -> dict[tuple[str, int], RungResult]:
-    """Rows that need not be measured again: final, not asked for, and from a device and a torch like these."""
+def is_kept(row: RungResult, retry: Collection[str]) -> bool:
+    """Whether a row says something about its rung, and was not asked for again."""
+    return row.kind in FINAL and row.kind not in retry and row.status not in retry
 
-    def same_place(row: RungResult) -> bool:
-        return all(
-            row.environment[key] == site.environment[key]
-            for key in MEMORY_KEYS
-            if key in row.environment and key in site.environment
-        )
 
-    return {
-        row.key: row
-        for row in read_rows(rows_file)
-        if row.kind in FINAL and row.kind not in retry and row.status not in retry and same_place(row)
-    }
+def same_place(row: RungResult, site: Site) -> bool:
+    """Whether a row comes from a device and a torch like those of `site`, as far as both are told."""
+    return all(
+        row.environment[key] == site.environment[key]
+        for key in MEMORY_KEYS
+        if key in row.environment and key in site.environment
+    )
 
 
 def _following(plan: Plan, row: RungResult) -> Attempt | None:

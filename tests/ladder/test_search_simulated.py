@@ -60,10 +60,7 @@ def test_a_search_keeps_the_chunks(tmp_path: Path) -> None:
     assert max(later - before for before, later in itertools.pairwise(sorted(batches))) == 4
 
 
-@pytest.mark.parametrize(
-    ("data", "why"), [({}, "needs a gate"), ({"gate": "1GiB", "entry": "json:dumps"}, "does not take batch")]
-)
-def test_a_search_that_cannot_start_says_why(tmp_path: Path, data: dict[str, Any], why: str) -> None:
-    with pytest.raises(MemplanError, match=why):
-        search(tmp_path, **data)
+def test_a_search_without_a_gate_cannot_start(tmp_path: Path) -> None:
+    with pytest.raises(MemplanError, match="needs a gate"):
+        search(tmp_path)
     assert not list(tmp_path.glob("*.jsonl"))
