@@ -94,7 +94,7 @@ def parse_percent(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise MemplanError(f"{text!r} is not a share from 0% to 100%.", "Type it like 2% or 0.02.")
+        raise MemplanError(f"{text!r} is not a share of 0% or more and less than 100%.", "Type it like 2% or 0.02.")
     return value
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from memplan.pytest_plugin.baseline import FORMAT
+from memplan.errors import MemplanError
+from memplan.pytest_plugin.baseline import FORMAT, Baseline
+from memplan.pytest_plugin.peak import shown
 from memplan.units import MIB
 
 pytest_plugins = ["pytester"]
@@ -435,3 +437,32 @@ def test_starting_it_takes_no_time_and_loads_nothing_large() -> None:
     took = [run.stdout.split() for run in runs]
     assert all(len(words) == 1 for words in took)
     assert min(float(words[0]) for words in took) < 0.02
+
+
+@pytest.mark.parametrize("size", [-5, 10**40, 1.5, None, "12"])
+def test_bytes_that_no_peak_can_have_are_refused_by_name(tmp_path: Path, size: Any) -> None:
+    path = tmp_path / "memory_baseline.json"
+    peaks = {"test_it.py::test_a": {"step\n2": {"measured cpu torch-2.99": {"bytes": size}}}}
+    path.write_text(json.dumps({"format": FORMAT, "peaks": peaks}))
+    with pytest.raises(MemplanError) as refused:
+        Baseline.read(path)
+    said = f"{path}: test_it.py::test_a (step\\n2) is {json.dumps(size)[:40]}, which is no number of bytes."
+    assert str(refused.value).startswith(said)
+
+
+def test_a_name_is_printed_in_one_line_of_bounded_length() -> None:
+    assert shown("a\nb\x1b[31m") == r"a\nb\x1b[31m"
+    assert len(shown("x" * 10_000)) < 400
+    assert shown("größe") == "größe"
+
+
+def test_a_peak_says_its_number_and_whose_word_it_is(inner: Pytest) -> None:
+    inner.tests("""
+def test_step(memory_peak):
+    with memory_peak("step") as peak:
+        assert str(peak) == "a peak that is not over yet"
+        touch(8 * MIB)
+    assert str(peak) == "8.00 MiB measured on cpu, torch 2.99"
+    assert repr(peak) == "<JudgedStretch: 8.00 MiB measured on cpu, torch 2.99>"
+""")
+    inner.run().assert_outcomes(passed=1, warnings=1)

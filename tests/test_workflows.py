@@ -206,6 +206,12 @@ def test_other_rungs_may_be_climbed_in_the_place_of_the_files(repository: Reposi
     ("arguments", "settings", "says"),
     [
         ((), {}, "Type: .ci/pull_request BASE_REF [OUT]"),
+        (
+            ("main",),
+            {"RUNGS": "B4c1/e; touch x"},
+            "RUNGS is 'B4c1/e; touch x'; type rungs like B4c1,B8c2@full, without blanks.",
+        ),
+        (("main",), {"RUNGS": "four"}, "RUNGS is 'four'; type rungs like B4c1,B8c2@full, without blanks."),
         (("nowhere",), {}, "git knows no commit nowhere here. Fetch it first."),
         (("main",), {"REPEAT": "0"}, "REPEAT is 0; it must be 1 or more."),
         (("main", "memplan"), {}, "memplan has files already. Remove it, or name another folder."),

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from memplan.analysis.matching import Pair
 from memplan.record import RungResult
+from memplan.record.store import ROWS_FILE
 
 FIRST, SECOND = 5, 7
 """Processes a side to ask for: enough for ranks to reach 1 %, then enough for a step of noise more."""
 
 
 def more_repeats(pairs: Sequence[Pair], base_name: str, new_name: str) -> tuple[str, ...]:
-    """Commands that time just the rungs of `pairs` more often, into the folders where their rows are; those of the base
-    with its commit behind, where it is known."""
-    commands = []
+    """Commands that time just the rungs of `pairs` more often, into the folders where their rows are. Each comes once,
+    with the sides that it is for behind, and the base's commit where it is known."""
+    commands: dict[str, list[str]] = {}
     for name, is_base in ((base_name, True), (new_name, False)):
         groups: dict[tuple[tuple[str, ...], int, str], list[str]] = {}
         for pair in pairs:
@@ -24,10 +25,17 @@ def more_repeats(pairs: Sequence[Pair], base_name: str, new_name: str) -> tuple[
                 commit = str(row.environment.get("commit", "")) if is_base else ""
                 groups.setdefault((options, wanted(pair), commit), []).append(rung)
         for (options, number, commit), rungs in groups.items():
-            where = ["--out", name] if Path(name).is_dir() else []
-            words = ["memplan", "ladder", ",".join(rungs), *options, "--repeat", str(number), *where, "--resume"]
-            commands.append(shlex.join(words) + (f"  # on commit {commit}" if commit else ""))
-    return tuple(commands)
+            words = ["memplan", "ladder", ",".join(rungs), *options, "--repeat", str(number), *_out(name), "--resume"]
+            side = ("base" if is_base else "new") + (f", on commit {commit}" if commit else "")
+            commands.setdefault(shlex.join(words), []).append(side)
+    return tuple(f"{command}  # {' and '.join(sides)}" for command, sides in commands.items())
+
+
+def _out(name: str) -> list[str]:
+    """The option for the folder of results that `name` is, or whose file it is; empty where it is neither."""
+    path = Path(name)
+    folder = path.parent if path.name == ROWS_FILE else path
+    return ["--out", str(folder)] if folder.is_dir() else []
 
 
 def wanted(pair: Pair) -> int:

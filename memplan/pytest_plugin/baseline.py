@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from memplan.errors import MemplanError
-from memplan.pytest_plugin.peak import Peak
+from memplan.pytest_plugin.peak import Peak, shown
 
 FILE = "memory_baseline.json"
 """Name of the file where none is given."""
 FORMAT = "memplan peaks 1"
 """What the file calls itself."""
+
+MOST_BYTES = 1 << 60
+"""No device has as much."""
 
 Entries = dict[str, dict[str, dict[str, dict[str, Any]]]]
 
@@ -37,6 +40,8 @@ class Baseline:
             raise MemplanError(f"{path} is not JSON: {error}.", "Mend it, or remove it and record anew.") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT or not _is_sound(data.get("peaks")):
             raise MemplanError(f"{path} is no baseline of peaks: its format is not {FORMAT!r}.", "Name another file.")
+        if wrong := _impossible(data["peaks"]):
+            raise MemplanError(f"{path}: {wrong}.", "Mend it, or remove the file and record anew.")
         return cls(data["peaks"])
 
     def find(self, peak: Peak) -> dict[str, Any] | None:
@@ -79,4 +84,15 @@ def _is_sound(entries: object) -> bool:
     if not all(isinstance(one, dict) for one in sources):
         return False
     peaks = [peak for one in sources for peak in one.values()]
-    return all(isinstance(peak, dict) and type(peak.get("bytes")) is int for peak in peaks)
+    return all(isinstance(peak, dict) and isinstance(peak.get("phases", {}), dict) for peak in peaks)
+
+
+def _impossible(entries: Entries) -> str:
+    """The first number of bytes that no peak can have, by its test and name; empty where all can be."""
+    for test, names in entries.items():
+        for name, sources in names.items():
+            for peak in sources.values():
+                for size in (peak.get("bytes"), *peak.get("phases", {}).values()):
+                    if type(size) is not int or not 0 <= size <= MOST_BYTES:
+                        return f"{shown(test)} ({shown(name)}) is {json.dumps(size)[:40]}, which is no number of bytes"
+    return ""

@@ -98,7 +98,7 @@ class ItemPeaks:
         gates = (*self._gates, *gates)
         if not peak.num_bytes:
             pytest.fail(
-                f"{peak.test} ({peak.name}): nothing was allocated, so there is no peak to judge; {peak.spoken}. "
+                f"{peak.title}: nothing was allocated, so there is no peak to judge; {peak.spoken}. "
                 'Type device="cpu", device="cuda" or trace=True to watch something else.',
                 pytrace=False,
             )
@@ -134,7 +134,7 @@ class ItemPeaks:
         others = self._ledger.baseline.sources(peak)
         known = f" There is one {' and one '.join(others)}." if others else ""
         told = (
-            f"{peak.test} ({peak.name}): {format_bytes(peak.num_bytes)} {peak.spoken}, and {self._ledger.shown_path} "
+            f"{peak.title}: {format_bytes(peak.num_bytes)} {peak.spoken}, and {self._ledger.shown_path} "
             f"has no such peak.{known} {RECORD}"
         )
         if self._ledger.strict:

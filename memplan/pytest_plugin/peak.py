@@ -6,6 +6,9 @@ from typing import Any, Self
 
 from memplan.units import format_bytes, format_percent
 
+SHOWN_CHARS = 300
+"""Characters of a test or a name that a message shows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
@@ -43,8 +46,13 @@ class Peak:
         """Everything allocated at the peak, as far as is known."""
         return self.num_bytes + self.before_bytes
 
+    @property
+    def title(self) -> str:
+        """Its test and name, safe to print."""
+        return f"{shown(self.test)} ({shown(self.name)})"
+
     def __str__(self) -> str:
-        return f"{self.test} ({self.name}): {format_bytes(self.num_bytes)} {self.spoken}"
+        return f"{self.title}: {format_bytes(self.num_bytes)} {self.spoken}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, which processes can send each other."""
@@ -56,13 +64,19 @@ class Peak:
         return cls(**values)
 
 
+def shown(text: str) -> str:
+    """`text` in one line of at most `SHOWN_CHARS`, what does not show itself as its escape."""
+    kept = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+    return kept if kept.isprintable() else kept.encode("unicode_escape").decode("ascii")
+
+
 def over_gate(peak: Peak, gate_bytes: int) -> str | None:
     """A sentence where `peak` is above `gate_bytes`."""
     if peak.whole_bytes <= gate_bytes:
         return None
     before = f" ({format_bytes(peak.before_bytes)} of it alive before)" if peak.before_bytes else ""
     return (
-        f"{peak.test} ({peak.name}): the peak of {format_bytes(peak.whole_bytes)}{before} is over the gate of "
+        f"{peak.title}: the peak of {format_bytes(peak.whole_bytes)}{before} is over the gate of "
         f"{format_bytes(gate_bytes)} by {format_bytes(peak.whole_bytes - gate_bytes)}; {peak.spoken}."
     )
 
@@ -78,7 +92,7 @@ def against(peak: Peak, base_bytes: int, base_phases: Mapping[str, int]) -> tupl
     share = f" ({format_percent(peak.num_bytes / base_bytes - 1)})" if base_bytes else ""
     where = grown(dict(base_phases), dict(peak.phases))
     told = (
-        f"{peak.test} ({peak.name}): the peak of {format_bytes(peak.num_bytes)} is {move}{share} "
+        f"{peak.title}: the peak of {format_bytes(peak.num_bytes)} is {move}{share} "
         f"{'above' if label == 'worse' else 'below'} the baseline's {format_bytes(base_bytes)}"
         f"{f': {where}' if where else ''}; {peak.spoken}."
     )

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from memplan.errors import MemplanError
+from memplan.units import format_bytes
 
 if TYPE_CHECKING:
     from memplan.backends.peak_window import PeakWindow
@@ -40,6 +41,15 @@ class Stretch:
         self._asked = CARD if trace is True else trace or device  # False or None where nobody said
         self._window: PeakWindow | Tracing | None = None
         self._start_bytes = 0
+
+    def __str__(self) -> str:
+        if self._window is not None or not self.torch:
+            return "a peak that is not over yet"
+        how = "traced for" if self.witness == "traced" else "measured on"
+        return f"{format_bytes(self.allocated_bytes)} {how} {self.device}, torch {self.torch}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
 
     def __enter__(self) -> Self:
         import torch

@@ -564,9 +564,11 @@ def test_what_is_ambiguous_asks_for_more_repeats_of_just_those_rungs(tmp_path: A
     found = compare(*sides, base_name=str(base), new_name=str(new))
     options = "--model tiny --seq 64 --device cpu --repeat 7"
     assert found.commands == (
-        f"memplan ladder B4c2@none,B2c1@none {options} --resume  # on commit abc1234",
-        f"memplan ladder B4c2@none,B2c1@none {options} --out {new} --resume",
+        f"memplan ladder B4c2@none,B2c1@none {options} --resume  # base, on commit abc1234",
+        f"memplan ladder B4c2@none,B2c1@none {options} --out {new} --resume  # new",
     )
+    (once,) = compare(*sides, base_name="base.jsonl", new_name="new.jsonl").commands
+    assert once == f"memplan ladder B4c2@none,B2c1@none {options} --resume  # base, on commit abc1234 and new"
     (said,) = (line for line in notes(found) if "AMBIGUOUS" in line)
     assert "B4c2@none" in said and "B2c1@none" in said and "B1c1" not in said
 
