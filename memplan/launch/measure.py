@@ -2,7 +2,8 @@
 
 Building, `first_step`, `warmup` and `measured` are windows one after another. Timed steps have nothing watching: no
 marks, no profiler, no event written while the clock runs. Where counters cost nothing, `measured` is the window around
-them, and the peaks of phases come from a marked step before; elsewhere `measured` is that marked step.
+them, and the peaks of phases come from a marked step before; elsewhere `measured` is that marked step, and the kernel
+tells whether the timed ones took more.
 """
 
 import math
@@ -21,6 +22,7 @@ from memplan.backends.subject import Subject
 from memplan.launch.breakdown import Held, Marked, at_largest_peak, between_steps, leaking, waiting
 from memplan.launch.collector import Collections, collect, without_collector
 from memplan.launch.events import Events
+from memplan.launch.resident import ResidentWatch
 from memplan.launch.training import Training
 
 MOST_EXTRA = 10
@@ -83,7 +85,9 @@ class Measuring:
                 self.time(span)
         else:
             self.marked("measured")
-            self.time(None)
+            with ResidentWatch() as resident:
+                self.time(None)
+            self.events.warn(resident.beyond(self.windows["measured"].reading))
         self.training.check_parameters()
         self.say_breakdown()
         self.look()
@@ -105,6 +109,8 @@ class Measuring:
         if self.subject.note:
             self.events.write("environment", note=self.subject.note)
         self.training.start()
+        if not self.subject.trained():
+            self.events.warn("no parameters that train were found, so nobody knows whether it trains")
 
     def first_step(self) -> None:
         """The first step, with marks; NotTraining where its gradients or its parameters say so."""
@@ -176,6 +182,8 @@ class Measuring:
         """Takes down a step's loss; NotTraining where it is not finite."""
         self.num_taken += 1
         if loss is None:
+            if self.num_taken == 1:
+                self.events.warn("the step returns no loss, so nobody looked whether it is finite")
             return
         value = float(loss.detach() if isinstance(loss, Tensor) else loss)
         if not math.isfinite(value):

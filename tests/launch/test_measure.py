@@ -326,6 +326,18 @@ def test_f42_a_learning_rate_of_somebody_elses_may_begin_at_zero() -> None:
         on_cpu(lambda: Small(lr=0.0).subject(patient=True))
 
 
+def test_f42_what_nobody_can_look_at_is_a_warning() -> None:
+    constant = on_cpu(lambda: Subject(take=lambda mark: 1.0)).row()["warnings"]
+    assert constant == ("no parameters that train were found, so nobody knows whether it trains",)
+    small = Small()
+
+    def silent(mark: Callable[[str], None]) -> None:
+        small(mark)
+
+    heard = on_cpu(lambda: Subject(take=silent, models={"": small.model}, optimizers=[small.optimizer]))
+    assert heard.row()["warnings"] == ("the step returns no loss, so nobody looked whether it is finite",)
+
+
 def test_f25_the_attention_that_ran_is_told_and_math_is_a_warning() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
