@@ -55,7 +55,7 @@ def compare_table(found: Comparison, *, details: bool = False) -> Table:
     hidden = 0 if details else len([finding for finding in found.counted if not worth_showing(finding)])
     names = {finding.name: place for place, finding in reversed(list(enumerate(found.findings)))}
     shown.sort(key=lambda finding: names[finding.name])
-    more = [f"{hidden} further metrics are the same"] if hidden else []
+    more = [f"{hidden} further metric{' is' if hidden == 1 else 's are'} the same"] if hidden else []
     models = {finding.model for finding in found.findings}
     return Table(
         columns=COLUMNS,
