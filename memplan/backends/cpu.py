@@ -6,6 +6,7 @@ running sum of these is the number of live bytes, temporaries inside ops include
 and the reporter remembers the blocks of earlier ones, so nothing may be allocated between two windows.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from memplan.record import WindowPeak
 
 MARK_PREFIX = "memplan:"
 _MEMORY_EVENT = "[memory]"
+QUIET = "99"
+"""Level at which the profiler no longer prints a line at each start and stop (kineto's `USDT`, torch 2.13)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +112,7 @@ class CpuWindow:
         self._profile: Any = None
 
     def __enter__(self) -> Self:
-        from torch.profiler import ProfilerActivity, profile
-
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
-        self._profile.start()
+        self._profile = started_profile()
         return self
 
     def mark(self, phase: str) -> None:
@@ -130,6 +130,16 @@ class CpuWindow:
         self._profile = None
         self.reading = replay(events, self._backend._live_bytes)
         self._backend._live_bytes = self.reading.live_bytes
+
+
+def started_profile() -> Any:
+    """A profile of the allocator, begun without a word on standard error."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
+    from torch.profiler import ProfilerActivity, profile
+
+    begun = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+    begun.start()
+    return begun
 
 
 def read_events(raw: Iterable[Any]) -> list[Event]:

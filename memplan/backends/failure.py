@@ -37,6 +37,11 @@ _POISONING_TEXTS = re.compile(
 _REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+ ?(?:[KMGT]iB|bytes)?)")
 _FREE = re.compile(r"of which ([\d.]+ ?(?:[KMGT]iB|bytes)?) is free")
 
+MOST_LETTERS = 1000
+"""Where the line that explains an error is cut: it stands in tables."""
+MOST_TEXT = 20_000
+"""Where an error's whole text is cut: it stands in the row, which is a line of a file."""
+
 ADVICE_ON_RECOMPUTATION = (
     "the recomputation was not its forward: another attention kernel, autocast, cache or graph; pin the kernel with "
     "torch.nn.attention.sdpa_kernel around the whole step, and ask memplan verify which tensor differs"
@@ -54,7 +59,7 @@ def status_of(error: BaseException, *, on_cuda: bool, room: Room | None) -> str:
 
 
 def _status(error: BaseException, on_cuda: bool, room: Room | None) -> str:
-    names, text, code = kinds(error), str(error), code_of(error)
+    names, text, code = kinds(error), text_of(error), code_of(error)
     out_of_host = "host_oom" if on_cuda else "oom"
     if isinstance(error, MemoryError):
         return out_of_host
@@ -105,7 +110,7 @@ def code_of(error: BaseException) -> int | None:
 def is_poisoning(error: BaseException) -> bool:
     """Whether the device answers nothing more in this process, so that it should be looked at before the next."""
     return any(
-        isinstance(one, RuntimeError) and (code_of(one) in POISONING_CODES or _POISONING_TEXTS.search(str(one)))
+        isinstance(one, RuntimeError) and (code_of(one) in POISONING_CODES or _POISONING_TEXTS.search(text_of(one)))
         for one in causes(error)
     )
 
@@ -122,15 +127,33 @@ def free_bytes(error: BaseException) -> int | None:
 
 def _first_size(pattern: re.Pattern[str], error: BaseException) -> int | None:
     for one in causes(error):
-        if match := pattern.search(str(one)):
+        if match := pattern.search(text_of(one)):
             text = match[1].removesuffix("bytes").strip().rstrip(".")
             return parse_bytes(text) if text.strip("0. ") else 0
     return None
 
 
+def text_of(error: BaseException) -> str:
+    """What `error` says; where saying it fails, that."""
+    try:
+        return str(error)
+    except Exception as fault:
+        return f"(its text cannot be told: {type(fault).__name__})"
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`, and where it is longer than `most` letters, these and how many are left out."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most:,} more characters)"
+
+
 def explain(error: BaseException) -> str:
-    """`error` in one line: its type unless it is one of memplan's, its first line, and what to do about it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """`error` in one line that is not too long: its type unless it is one of memplan's, its first line, and what to do
+    about it."""
+    return shortened(_explained(error), MOST_LETTERS)
+
+
+def _explained(error: BaseException) -> str:
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     text = lines[0] if lines else ""
     if "MemplanError" in kinds(error) or isinstance(error, NotTraining):
         return " ".join(lines)

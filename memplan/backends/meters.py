@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.backends.base import Reading
-from memplan.backends.cpu import read_events
+from memplan.backends.cpu import read_events, started_profile
 from memplan.backends.cuda import COUNTER_KEYS, PEAK_KEYS
 from memplan.backends.resets import forget_peaks, listen_to_resets
 from memplan.errors import MemplanError
@@ -20,9 +20,6 @@ from memplan.record import WindowPeak
 
 NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """With it torch asks the driver for every block, and its counters stay at zero."""
-
-QUIET = "99"
-"""Level at which the profiler no longer prints a line at each start and stop (kineto's `USDT`, torch 2.13)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +162,7 @@ class CpuMeter(Meter):
 
     def _go_on(self, *, watched: bool) -> None:
         if watched:
-            os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
             import torch
-            from torch.profiler import ProfilerActivity, profile
 
             if getattr(torch._C._autograd, "_profiler_enabled", bool)():  # a second one would end the first unheard
                 self._accounts.clear()
@@ -175,8 +170,7 @@ class CpuMeter(Meter):
                     "Another profiler of torch is at work, and the CPU's allocator tells its story to one alone.",
                     "End that one first, or take this window out.",
                 )
-            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
-            self._profile.start()
+            self._profile = started_profile()
 
 
 _METERS: dict[str, Meter] = {}

@@ -18,8 +18,9 @@ class PeakWindow:
     """Peaks of everything between entry and exit, bytes alive at the entry included; while it is open, of everything so
     far. Entering resets the device's peaks, and no other window loses one by that.
 
-    `device` is `cuda` (the current GPU, taken when left out), `cuda:1` or `cpu`. On the CPU only blocks made inside of
-    windows are seen. Nothing waits for the device: memory is handed out on the host.
+    `device` is `cuda` (the current GPU, taken when left out), `cuda:1` or `cpu`. On the CPU only blocks are
+    seen that are made inside of windows by the thread that opened them: torch's profiler hears no other thread. Nothing
+    waits for the device: memory is handed out on the host.
 
     `mark("backward")` begins a phase. `step()` ends a record after `every` calls; the latest ones are in `history`.
     """

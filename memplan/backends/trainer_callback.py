@@ -114,15 +114,20 @@ class PeakWindowCallback(TrainerCallback):
 def _logged(readings: list[Reading]) -> dict[str, Any]:
     """What the Trainer logs of some steps: the largest of each peak in GiB, and all retries."""
     peaks = [reading.peak for reading in readings]
-    told: dict[str, Any] = {"peak_allocated_gib": round(gib(max(peak.allocated_bytes for peak in peaks)), 3)}
+    told: dict[str, Any] = {"peak_allocated_gib": _rounded(max(peak.allocated_bytes for peak in peaks))}
     reserved = [peak.reserved_bytes for peak in peaks if peak.reserved_bytes is not None]
     if reserved:
-        told["peak_reserved_gib"] = round(gib(max(reserved)), 3)
+        told["peak_reserved_gib"] = _rounded(max(reserved))
     for phase in dict.fromkeys(phase for reading in readings for phase in reading.phase_peaks):
         largest = max(reading.phase_peaks.get(phase, 0) for reading in readings)
-        told[f"peak_{phase}_gib"] = round(gib(largest), 3)
+        told[f"peak_{phase}_gib"] = _rounded(largest)
     retries = [peak.num_alloc_retries for peak in peaks if peak.num_alloc_retries is not None]
     return told | ({"num_alloc_retries": sum(retries)} if retries else {})
+
+
+def _rounded(num_bytes: int) -> float:
+    """GiB to about a KiB, so that a small model's are no zero."""
+    return round(gib(num_bytes), 6)
 
 
 def _device_of(args: Any) -> Any:

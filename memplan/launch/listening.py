@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import tempfile
 import time
@@ -13,6 +14,8 @@ TAIL_BYTES = 8192
 """How much of the end of a worker's output is kept for the line that explains a failure."""
 MOST_LOG_BYTES = 64 << 20
 """Where a log ends: a worker that cannot stop talking must not fill the disk."""
+OF_THE_PROFILER = re.compile(r"USDT:.*|.*\bSyncActivityProfilerHandler\.cpp:\d+\].*")
+"""What kineto prints where a profile begins and ends (torch 2.13): it explains nothing."""
 CHUNK_BYTES = 1 << 16
 """How much is read at once."""
 MOST_PIPE_BYTES = 1 << 20
@@ -96,8 +99,8 @@ class Log:
     @property
     def last_line(self) -> str | None:
         """The last line that says something, whatever bytes are in there; None when there is none."""
-        lines = [line.strip() for line in self._tail.decode("utf-8", errors="replace").splitlines() if line.strip()]
-        return lines[-1] if lines else None
+        lines = [line.strip() for line in self._tail.decode("utf-8", errors="replace").splitlines()]
+        return next((line for line in reversed(lines) if line and not OF_THE_PROFILER.fullmatch(line)), None)
 
     def close(self) -> None:
         """Closes the file."""

@@ -2,9 +2,9 @@
 
 Linux keeps the largest resident set of a process and forgets it when asked (`/proc/PID/clear_refs`, proc(5)). Resident
 are pages that were written, of whatever thread and library: a block that nobody writes into is not seen. What glibc
-keeps of freed blocks (up to 32 MiB each; larger ones it maps and unmaps, mallopt(3)) is resident before and serves later
-requests unseen, as pages do that were given back with MADV_FREE and not yet taken: so a warning is sure, and silence is
-none where that much was kept.
+keeps of freed blocks (up to 32 MiB each; larger ones it maps and unmaps, mallopt(3)) is resident before and serves
+later requests unseen, as pages do that were given back with MADV_FREE and not yet taken: a warning tells the least
+there was, and silence proves nothing where as much was kept.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 FORGET_PEAK = "5"
 """What has the kernel forget the largest resident set (proc(5), since Linux 4.0)."""
 TOLERATED_BYTES = 16 * MIB
-"""Resident bytes above the watched step's that say nothing: half a block of the largest that glibc keeps, and a few huge
-pages of 2 MiB that each count whole as soon as a byte of them is written."""
+"""Resident bytes above the watched step's that say nothing: half of the largest block that glibc keeps, or
+eight huge pages of 2 MiB that each count whole as soon as a byte of them is written."""
 TOLERATED_FRAC = 0.1
 """The same as a share of the watched step's peak: gaps between blocks grow with what is allocated."""
 

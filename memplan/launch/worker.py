@@ -22,7 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from memplan.backends.base import Backend
-from memplan.backends.failure import explain, free_bytes, is_poisoning, requested_bytes, status_of
+from memplan.backends.failure import (
+    MOST_TEXT,
+    explain,
+    free_bytes,
+    is_poisoning,
+    requested_bytes,
+    shortened,
+    status_of,
+    text_of,
+)
 from memplan.backends.subject import Subject
 from memplan.launch.events import Events
 from memplan.launch.imagine import imagine
@@ -117,7 +126,7 @@ class Work:
             cap_bytes=self.job.get("cap_bytes"),
             alive=self.alive() if status in ("oom", "oom_suspect", "host_oom") else (),
             snapshot=None if snapshot is None else Path(snapshot).name,
-            text=str(error) or None,
+            text=shortened(text_of(error), MOST_TEXT) or None,
         )
         return {
             "status": status,

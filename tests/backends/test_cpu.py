@@ -1,12 +1,13 @@
 """The CPU's live bytes: exact against tensors that can be counted, and whole over windows."""
 
 import gc
+import os
 
 import pytest
 import torch
 from samples import run_of
 
-from memplan.backends.cpu import CpuBackend, Event, replay
+from memplan.backends.cpu import QUIET, CpuBackend, Event, replay
 from memplan.errors import MemplanError
 from memplan.step.builder import build_step
 
@@ -59,6 +60,14 @@ def test_windows_see_tensors_to_the_byte_and_go_on_from_one_another() -> None:
     assert (first.reading.peak.allocated_bytes, first.reading.live_bytes) == (320 * KIB, 256 * KIB)
     assert (second.reading.peak.allocated_bytes, second.reading.live_bytes) == (384 * KIB, 0)
     assert second.reading.phase_peaks == {"forward": 384 * KIB}
+
+
+def test_a_window_prints_nothing(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    with CpuBackend().window():
+        pass
+    assert capfd.readouterr() == ("", "")
+    assert os.environ["KINETO_LOG_LEVEL"] == QUIET
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])

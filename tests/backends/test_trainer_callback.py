@@ -88,6 +88,14 @@ def test_a_logging_tells_the_largest_of_the_steps_since_the_last_one(meter: Scri
     assert loop.state.log_history[0]["peak_allocated_gib"] == 4.0
 
 
+def test_a_small_models_peaks_are_logged_too(meter: ScriptedMeter) -> None:
+    loop = Loop(PeakWindowCallback(), meter)
+    loop.step(GIB // 8192, GIB // 4096)
+    logged = loop.log()
+    assert logged["peak_forward_gib"] == pytest.approx(1 / 8192, rel=0.01)
+    assert logged["peak_allocated_gib"] == logged["peak_optimizer_gib"] == pytest.approx(1 / 4096, rel=0.01)
+
+
 def test_what_is_needed_between_steps_is_no_steps_peak(meter: ScriptedMeter) -> None:
     loop = Loop(PeakWindowCallback(), meter)
     loop.step(GIB, GIB)

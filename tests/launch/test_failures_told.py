@@ -18,7 +18,15 @@ from torch.utils.checkpoint import checkpoint
 from memplan.backends.base import Room
 from memplan.backends.cpu import CpuBackend
 from memplan.backends.cuda import CudaBackend
-from memplan.backends.failure import NotTraining, explain, is_poisoning, requested_bytes, status_of
+from memplan.backends.failure import (
+    MOST_LETTERS,
+    MOST_TEXT,
+    NotTraining,
+    explain,
+    is_poisoning,
+    requested_bytes,
+    status_of,
+)
 from memplan.backends.subject import Subject
 from memplan.launch import worker
 from memplan.record import Failure
@@ -350,6 +358,31 @@ def test_errors_are_told_in_one_line() -> None:
     assert explain(RuntimeError("first\nsecond")) == "RuntimeError: first"
     assert explain(KeyError()) == "KeyError"
     assert explain(NotTraining("the loss of step 3 is nan")) == "the loss of step 3 is nan"
+
+
+def test_an_error_that_goes_on_and_on_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    def each(number: int) -> None:
+        raise ValueError("z" * 5_000_000)
+
+    cuda = FakeCuda()
+    (end,) = ended(cuda_job(), CudaBackend(fake_torch(cuda)), Steps(cuda, each).subject, monkeypatch).of("end")
+    assert end["status"] == "error"
+    assert end["error"].startswith("ValueError: " + "z" * (MOST_LETTERS - 12) + "... (4,999,012 more characters) [in ")
+    assert end["failure"]["text"] == "z" * MOST_TEXT + "... (4,980,000 more characters)"
+
+
+def test_an_error_that_cannot_be_told_is_an_error_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MuteError(RuntimeError):
+        def __str__(self) -> str:
+            raise KeyError("no text")
+
+    def each(number: int) -> None:
+        raise MuteError
+
+    cuda = FakeCuda()
+    (end,) = ended(cuda_job(), CudaBackend(fake_torch(cuda)), Steps(cuda, each).subject, monkeypatch).of("end")
+    assert (end["status"], end["poisoned"]) == ("error", False)
+    assert end["error"].startswith("MuteError: (its text cannot be told: KeyError) [in first_step")
 
 
 def test_a_users_step_is_found_out_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -374,6 +374,18 @@ def test_last_line_of_a_log(tmp_path: Path) -> None:
     assert log.last_line == "the end \ufffd"
 
 
+def test_what_the_profiler_prints_explains_nothing(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as pipe, os.fdopen(theirs, "wb") as worker:
+        log.listen(pipe)
+        worker.write(b"the reason\nUSDT:2026-01-02 03:04:05 7:7 SyncActivityProfilerHandler.cpp:59] profiler_stop\n")
+        worker.flush()
+        assert log.wait(0.05)
+    log.close()
+    assert log.last_line == "the reason"
+
+
 def test_f48_the_parent_never_loads_torch_nor_forks() -> None:
     """CUDA does not survive a fork, and a parent that touches it holds memory on the GPU all the climb long."""
     code = (
