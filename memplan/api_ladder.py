@@ -54,9 +54,18 @@ class Formulas:
 
 def planned(question: Ladder) -> list[Planned]:
     """The attempts of a ladder in the order of the climb, each with what would become of it by the estimate alone."""
+    from memplan.backends.environment import available_ram_bytes
+
     found = asked(question)
     formulas = Formulas()
-    return rehearsed(ordered(found, lambda point: formulas(point.run), question.repeat), question)
+    room_bytes = available_ram_bytes() if found[0].run.device.rules == "cpu" else None
+    plan = rehearsed(ordered(found, lambda point: formulas(point.run), question.repeat), question)
+    return [
+        dataclasses.replace(one, fate="skipped: this machine has no room for it")
+        if room_bytes is not None and (one.estimated_bytes or 0) > room_bytes
+        else one
+        for one in plan
+    ]
 
 
 def climb(

@@ -83,6 +83,8 @@ def ladder(
 
         if search:
             raise MemplanError("A search decides as it goes.", "Leave --dry-run out, or type the rungs.")
+        if resume or retry:
+            raise MemplanError("A dry run knows no kept rows.", "Leave --resume and --retry out.")
         show(render(plan_table(planned(question), gate_bytes=question.gate_bytes), output, rich=wants_rich()))
         return
     _climb(

@@ -127,6 +127,7 @@ def test_each_verb_is_found_alone_too() -> None:
         (["ladder", "--search", "--gate", "1GiB", "--model", "tiny", "--repeat", "2"], "Climb what it finds again"),
         (["ladder", "--search", "--gate", "1GiB", "--model", "tiny", "--dry-run"], "A search decides as it goes"),
         (["ladder", "B2", "--model", "tiny", "--retry", "oom"], "Type --resume too"),
+        (["ladder", "B2", "--model", "tiny", "--dry-run", "--resume"], "A dry run knows no kept rows"),
         (["ladder", "B2", "--model", "tiny", "--resume", "--retry", "ooom"], "Unknown status 'ooom'"),
         (["ladder", "B2", "--model", "tiny", "--device", "cpu", "--gate-on", "used"], "Type --gate-on allocated"),
         (["ladder", "B2", "--model", "tiny", "--gate-on", "used"], "Type --gate-on reserved"),
@@ -376,3 +377,19 @@ def test_where_nobody_can_hear_it_the_work_goes_on() -> None:
         )  # fmt: skip
     assert done.returncode == 0
     assert "peak: " in done.stdout
+
+
+def test_a_dry_run_starts_nothing_and_knows_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["ladder", "B1,B4,B8,B999999999", "--model", "tiny", "--device", "cpu", "--gate", "20MiB", "--dry-run"]
+    assert run(monkeypatch, *words, "-o", "json") == 0
+    fates = {row["rung"]: row["fate"] for row in json.loads(capsys.readouterr().out)}
+    assert fates == {
+        "B1c1@none": "climbed",
+        "B4c1@none": "climbed; over the gate by the estimate",
+        "B8c1@none": "skipped if B4c1@none is over the gate",
+        "B999999999c1@none": "skipped: this machine has no room for it",
+    }
+    assert list(tmp_path.iterdir()) == []
