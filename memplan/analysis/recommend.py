@@ -65,7 +65,8 @@ def recommend(rows: Sequence[RungResult]) -> Recommendation | None:
                 f"not told apart from the next, {_name(other[0], rows)}, by so few steps (--repeat 5 tells more)"
             )
         else:
-            words.append(f"{format_percent(change).lstrip('+')} faster than the next, {_name(other[0], rows)}")
+            once = " (one process each; --repeat 5 tells speed from noise)" if 1 in (len(group), len(other)) else ""
+            words.append(f"{format_percent(change).lstrip('+')} faster than the next, {_name(other[0], rows)}{once}")
     elif len({one.run_id for one in rows}) > 1:
         words.append("the only measured rung that passed")
     if row.peak_allocated_bytes is not None:

@@ -25,7 +25,8 @@ def test_the_fastest_that_passed_with_the_next_and_the_headroom() -> None:
     found = recommend(rows)
     assert found is not None and found.row is rows[1]
     assert found.sentence == (
-        "use B4c1@none: 5 samples/s, 25.00 % faster than the next, B8c1@full, peak 60.00 GiB, 10.00 GiB under the gate"
+        "use B4c1@none: 5 samples/s, 25.00 % faster than the next, B8c1@full (one process each; --repeat 5 "
+        "tells speed from noise), peak 60.00 GiB, 10.00 GiB under the gate"
     )
 
 
