@@ -219,11 +219,11 @@ def published(folders: Sequence[Path], *, say: Callable[[str], None]) -> "tuple[
     from memplan.spec.published import read_published
 
     rows = [row for folder in folders or [PUBLISHED] for row in read_published(folder)]
-    if installed_version("torch") is None:
+    if any(row.traceable for row in rows) and installed_version("torch") is None:
         raise MemplanError("torch is not installed.", "Type: pip install torch")
     pairs = []
     for row in rows:
         say(row.name)
-        traced = peak_of(traced_published(row), row.reads)
+        traced = peak_of(traced_published(row), row.reads) if row.traceable else None
         pairs.append(PublishedPair(row=row, traced_bytes=traced, estimated_bytes=estimated_published(row)))
     return worst_first(pairs)

@@ -194,7 +194,7 @@ def calibrate(
     if published:
         from memplan.report.published_table import published_table
 
-        pairs = api.published(folders or (), say=lambda name: say([f"tracing {name}"]))
+        pairs = api.published(folders or (), say=lambda name: say([f"replaying {name}"]))
         show(render(published_table(pairs), output, rich=wants_rich()))
         raise typer.Exit(0 if all(pair.holds(within_frac) for pair in pairs) else 1)
     if not folders:

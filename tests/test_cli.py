@@ -1,5 +1,6 @@
 """The command line as a user meets it: frozen surface, one sentence for a mistake, exit codes with one meaning."""
 
+import csv
 import json
 import os
 import signal
@@ -262,6 +263,17 @@ def test_calibrate_holds_traces_against_published_figures(
     )
     assert run(monkeypatch, "calibrate", "--published", str(tmp_path), "-o", "md") == code
     assert "X-1" in capsys.readouterr().out
+
+
+def test_calibrate_holds_an_estimate_where_nothing_is_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sizes.py").write_text('def make(tape):\n    return lambda: tape.new("x", (1 << 21,), "float32")\n')
+    text = 'source = "a page"\nfigure = "8MiB"\ngpu = "a100-80g"\nsizes = "sizes.py:make"\n'
+    (tmp_path / "X-1.toml").write_text(text)
+    assert run(monkeypatch, "calibrate", "--published", str(tmp_path), "-o", "csv") == 0
+    told = next(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert (told["traced_bytes"], told["estimated_bytes"]) == ("", str(8 << 20))
 
 
 def test_calibrate_with_nothing_measured_exits_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

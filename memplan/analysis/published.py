@@ -13,26 +13,34 @@ class PublishedPair:
 
     row: Published
     """The figure."""
-    traced_bytes: int
-    """What the trace says."""
+    traced_bytes: int | None
+    """What the trace says; None where there is no step to trace."""
     estimated_bytes: int | None
     """What the formulas say; None where they do not speak of the step."""
 
     @property
-    def traced_error_frac(self) -> float:
+    def traced_error_frac(self) -> float | None:
         """Trace over figure, less 1: positive when the trace is too high."""
-        return self.traced_bytes / self.row.figure_bytes - 1
+        return None if self.traced_bytes is None else self.traced_bytes / self.row.figure_bytes - 1
 
     @property
     def estimated_error_frac(self) -> float | None:
         """Estimate over figure, less 1."""
         return None if self.estimated_bytes is None else self.estimated_bytes / self.row.figure_bytes - 1
 
+    @property
+    def error_frac(self) -> float:
+        """The error that judges the row: the trace's, or the estimate's where nothing is traced."""
+        traced, estimated = self.traced_error_frac, self.estimated_error_frac
+        error = estimated if traced is None else traced
+        assert error is not None
+        return error
+
     def holds(self, within_frac: float) -> bool:
-        """Whether the trace is within `within_frac` of the figure; of a compiled step's, not below it by more."""
+        """Whether the witness is within `within_frac` of the figure; of a compiled step's, not below it by more."""
         if self.row.compiled:
-            return self.traced_error_frac >= -within_frac
-        return abs(self.traced_error_frac) <= within_frac
+            return self.error_frac >= -within_frac
+        return abs(self.error_frac) <= within_frac
 
 
 def peak_of(report: TraceReport, reads: str) -> int:
@@ -46,5 +54,5 @@ def peak_of(report: TraceReport, reads: str) -> int:
 
 
 def worst_first(pairs: Iterable[PublishedPair]) -> tuple[PublishedPair, ...]:
-    """The pairs by the trace's absolute error, the largest first; upper bounds behind all others."""
-    return tuple(sorted(pairs, key=lambda pair: (pair.row.compiled, -abs(pair.traced_error_frac))))
+    """The pairs by the absolute error that judges each, the largest first; upper bounds behind all others."""
+    return tuple(sorted(pairs, key=lambda pair: (pair.row.compiled, -abs(pair.error_frac))))

@@ -1,6 +1,6 @@
 """Published figures beside what trace and estimate say."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from memplan.analysis.published import PublishedPair
@@ -16,13 +16,23 @@ COLUMNS = (
     Column(key="traced_error_frac", header="trace's error", text=format_percent),
     Column(key="estimated_bytes", header="estimated", text=format_bytes),
     Column(key="estimated_error_frac", header="estimate's error", text=format_percent),
-    Column(key="bound", header="trace is", align="left", hide_constant=True),
+    Column(key="bound", header="held as", align="left", hide_constant=True),
     Column(key="source", header="source", align="left"),
 )
 
 
+def absolute(errors: Iterable[float | None]) -> list[float]:
+    """The errors that there are, without their signs."""
+    return [abs(error) for error in errors if error is not None]
+
+
+def percent(error: float) -> str:
+    """An error without its sign: `2.00 %`."""
+    return format_percent(error).lstrip("+")
+
+
 def published_table(pairs: Sequence[PublishedPair]) -> Table:
-    """One line a figure, in the order given, the largest and number of exact ones below."""
+    """One line a figure, in the order given; below, how well each witness does on eager steps."""
     rows = tuple(
         (
             pair.row.name,
@@ -38,15 +48,17 @@ def published_table(pairs: Sequence[PublishedPair]) -> Table:
         )
         for pair in pairs
     )
-    exact = [abs(pair.traced_error_frac) for pair in pairs if not pair.row.compiled]
-    footer = []
-    if exact:
-        footer.append(f"{len(exact)} eager rows: largest error of the trace {format_percent(max(exact)).lstrip('+')}")
-    errors = [pair.estimated_error_frac for pair in pairs if not pair.row.compiled]
-    told = [abs(error) for error in errors if error is not None]
-    if told:
-        largest, middle = (format_percent(of(told)).lstrip("+") for of in (max, median))
-        footer.append(f"largest error of the estimate {largest}, median {middle}")
-    if len(exact) < len(pairs):
-        footer.append("an eager trace of a compiled step is an upper bound")
+    eager = [pair for pair in pairs if not pair.row.compiled]
+    footer = [
+        f"{witness} of {len(told)} eager rows: largest error {percent(max(told))}, median {percent(median(told))}"
+        for witness, told in (
+            ("trace", absolute(pair.traced_error_frac for pair in eager)),
+            ("estimate", absolute(pair.estimated_error_frac for pair in eager)),
+        )
+        if told
+    ]
+    if any(pair.traced_bytes is None for pair in pairs):
+        footer.append("rows without a trace are judged by the estimate")
+    if len(eager) < len(pairs):
+        footer.append("an eager trace or estimate of a compiled step is an upper bound")
     return Table(columns=COLUMNS, rows=rows, footer=tuple(footer))

@@ -34,17 +34,22 @@ class Published:
     """Card that it was measured on."""
     step: tuple[Path, str] | None
     """File and function that builds the step and returns it, to be called without arguments; None where the step is
-    that of the question."""
+    that of the question, or where nothing is traced."""
     arguments: dict[str, Any]
     """What the function is called with."""
     question: Ladder | None
     """The step as a ladder of one rung, for the estimate, and for the trace where nobody wrote it for torch; None where
-    no built-in model is like it."""
+    no built-in model is like it, or `sizes` says all."""
     sizes: tuple[Path, str] | None
     """File and function that write the same step over the estimate's ledger: called with a ledger and the arguments, it
-    returns the step; None where there is none."""
+    returns the step; None where there is none. Alone, it is judged by the estimate."""
     above_start: bool
     """Whether the figure leaves out what was alive when its window began."""
+
+    @property
+    def traceable(self) -> bool:
+        """Whether there is a step to trace."""
+        return self.step is not None or self.question is not None
 
     @staticmethod
     def from_toml(path: Path) -> "Published":
@@ -63,8 +68,10 @@ class Published:
             if data[key] not in known:
                 raise MemplanError(f"{path}: unknown {key} {data[key]!r}.", near_names(data[key], known))
         question = data["question"]
-        if not data["step"] and not question:
-            raise MemplanError(f"{path} says neither step nor question.", 'Write step = "torchtune.py:full_finetune".')
+        if not data["step"] and not question and not data["sizes"]:
+            raise MemplanError(
+                f"{path} says neither step nor question nor sizes.", 'Write step = "torchtune.py:full_finetune".'
+            )
         return Published(
             name=path.stem,
             source=data["source"],

@@ -1,4 +1,4 @@
-"""Traces against published figures: errors by hand, the worst first, upper bounds apart."""
+"""Witnesses against published figures: errors by hand, the worst first, upper bounds apart."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from memplan.spec.device import card
 from memplan.spec.published import Published
 
 
-def pair(name: str, traced: int, estimated: int | None = None, *, compiled: bool = False) -> PublishedPair:
+def pair(name: str, traced: int | None, estimated: int | None = None, *, compiled: bool = False) -> PublishedPair:
     row = Published(
         name=name,
         source="a page",
@@ -36,9 +36,20 @@ def test_errors_are_sorted_and_upper_bounds_come_last() -> None:
     assert pairs[0].estimated_error_frac == pytest.approx(0.1)
     assert pairs[1].estimated_error_frac is None
     text = render(published_table(pairs), "md")
-    assert "2 eager rows: largest error of the trace 2.00 %" in text
-    assert "largest error of the estimate 10.00 %, median 10.00 %" in text
+    assert "trace of 2 eager rows: largest error 2.00 %, median 1.05 %" in text
+    assert "estimate of 1 eager rows: largest error 10.00 %, median 10.00 %" in text
     assert "upper bound" in text
+
+
+def test_a_row_that_is_not_traced_is_judged_by_the_estimate() -> None:
+    pairs = worst_first([pair("A", 1010, 1500), pair("B", None, 1030), pair("C", None, 990, compiled=True)])
+    assert [found.row.name for found in pairs] == ["B", "A", "C"]
+    assert pairs[0].traced_error_frac is None
+    assert [found.holds(0.02) for found in pairs] == [False, True, True]
+    assert not pair("D", None, 970, compiled=True).holds(0.02)
+    text = render(published_table(pairs), "md")
+    assert "rows without a trace are judged by the estimate" in text
+    assert "trace of 1 eager rows: largest error 1.00 %" in text
 
 
 def test_an_upper_bound_holds_above_the_figure_only() -> None:

@@ -37,13 +37,20 @@ def test_a_question_is_step_enough(tmp_path: Path) -> None:
     assert row.question is not None
 
 
+def test_sizes_alone_are_step_enough_but_nothing_to_trace(tmp_path: Path) -> None:
+    row = read(tmp_path, WHOLE.replace("step =", "sizes ="))
+    assert (row.step, row.question, row.sizes) == (None, None, (tmp_path / "litgpt.py", "finetune"))
+    assert not row.traceable
+    assert read(tmp_path, WHOLE).traceable
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         (WHOLE + "lora = 8\n", "unknown key 'lora'"),
         (WHOLE.replace('source = "a page"\n', ""), "source is None"),
         (WHOLE + 'reads = "used"\n', "unknown reads"),
-        (WHOLE.replace("step =", "# step ="), "neither step nor question"),
+        (WHOLE.replace("step =", "# step ="), "neither step nor question nor sizes"),
         (WHOLE + 'window = "last"\n', "unknown window"),
         (WHOLE.replace(":finetune", ""), "Write it like"),
         (WHOLE.replace("4.82GB", "much"), "not a size"),
