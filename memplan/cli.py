@@ -6,45 +6,31 @@ import os
 import sys
 from typing import NoReturn
 
-import typer
-
 from memplan.cli_io import say
+from memplan.cli_options import Verb, plain_values
 from memplan.errors import MemplanError
 
-VERBS = {
+MODULES = {
     "memplan.cli_ladder": ("ladder",),
     "memplan.cli_ask": ("estimate", "trace", "explain", "models", "doctor", "verify", "calibrate"),
     "memplan.cli_reports": ("report", "compare", "history", "baseline"),
 }
-"""Modules with the verbs that they add, as the help lists them."""
+"""Modules with the first words of their verbs, as the help lists them."""
 
 
-def application(only: str | None = None) -> typer.Typer:
-    """The command line of every verb, or of one alone: the others cost time to build, and `estimate` is to answer at
-    once."""
-    app = typer.Typer(
-        name="memplan",
-        help="What fits on the card: estimate, trace and measure the memory of a training step.",
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        no_args_is_help=True,
-        callback=lambda: None,  # or else a single verb would be no verb
-    )
-    for module, verbs in VERBS.items():
-        if only is None or only in verbs:
-            importlib.import_module(module).add_verbs(app, only)
-    return app
+def verbs(first: str | None = None) -> dict[str, Verb]:
+    """The verbs by what is typed for them: those that begin with the word `first`, or all where none does. Only their
+    modules are loaded, which takes time."""
+    chosen = [name for name, words in MODULES.items() if first in words] or list(MODULES)
+    found = {words: verb for name in chosen for words, verb in importlib.import_module(name).VERBS.items()}
+    return {words: verb for words, verb in found.items() if words.partition(" ")[0] == first} or found
 
 
 def main() -> NoReturn:
     """The console entry: runs a verb and ends with its exit code."""
     open_streams()
-    verb = next((word for word in sys.argv[1:2] if any(word in verbs for verbs in VERBS.values())), None)
-    if verb == "estimate":
-        gc.disable()  # it ends sooner than a collection would pay
     try:
-        application(verb)()
+        run(sys.argv[1:])
     except MemplanError as error:
         say([f"memplan: {error}"])
         sys.exit(error.exit_code)
@@ -52,7 +38,23 @@ def main() -> NoReturn:
         where = f"{error.filename}: " if error.filename else ""
         say([f"memplan: {where}{error.strerror or error}."])
         sys.exit(MemplanError.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(0)
+
+
+def run(words: list[str]) -> None:
+    """Runs the verb that `words` begin with. `estimate` is to answer at once: where its options are plain, no parser is
+    loaded to read them."""
+    found = verbs(words[0] if words else None)
+    if words[:1] == ["estimate"]:
+        gc.disable()  # it ends sooner than a collection would pay
+        if (values := plain_values(found["estimate"], words[1:])) is not None:
+            found["estimate"].run(**values)
+            return
+    from memplan.cli_typer import application
+
+    application(found)()
 
 
 def open_streams() -> None:

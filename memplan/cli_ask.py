@@ -1,36 +1,27 @@
 """Verbs that answer by themselves: formulas, traces, proofs, and what is known here. No arithmetic, no formatting."""
 
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from memplan import api
 from memplan.cli_io import DEFAULT_MODEL, Gate, Output, say, show, show_json, typed
-from memplan.cli_options import RUNG, STEP, options
+from memplan.cli_options import RUNG, STEP, Argument, Verb, option
 from memplan.errors import MemplanError, NothingMeasuredError
 from memplan.record import Fit
 from memplan.spec import Ladder
 from memplan.units import parse_bytes, parse_percent
 
 
-def add_verbs(app: typer.Typer, only: str | None = None) -> None:
-    """Gives `app` the verbs, or just one of them."""
-    for name, (verb, groups) in VERBS.items():
-        if only in (None, name):
-            app.command(name)(options(*groups)(verb))
-
-
 def estimate(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, to estimate for the host.")] = None,
+    gpu: Annotated[str | None, option("--gpu", help="Card, h100-80g when none is named.")] = None,
+    device: Annotated[str | None, option("--device", help="cpu, to estimate for the host.")] = None,
     gate: Gate = None,
-    method: Annotated[str, typer.Option("--method", help="formulas, or trace.")] = "formulas",
+    method: Annotated[str, option("--method", help="formulas, or trace.")] = "formulas",
     sweep: Annotated[
-        list[str] | None, typer.Option("--sweep", help="Many at once: batch=1:64 or ckpt=none,full; several cross.")
+        list[str] | None, option("--sweep", help="Many at once: batch=1:64 or ckpt=none,full; several cross.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Print the formula of each line of the peak.")] = False,
+    explain: Annotated[bool, option("--explain", help="Print the formula of each line of the peak.")] = False,
     output: Output = "table",
     **step: Any,
 ) -> None:
@@ -73,11 +64,11 @@ def estimate(
 
 
 def trace(
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, to trace under the host's rules.")] = None,
+    gpu: Annotated[str | None, option("--gpu", help="Card, h100-80g when none is named.")] = None,
+    device: Annotated[str | None, option("--device", help="cpu, to trace under the host's rules.")] = None,
     gate: Gate = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="The step as .png, .svg, or .json.")] = None,
-    entry: Annotated[str | None, typer.Option("--entry", help="A step of yours: pkg.mod:make_step.")] = None,
+    plot: Annotated[Path | None, option("--plot", help="The step as .png, .svg, or .json.")] = None,
+    entry: Annotated[str | None, option("--entry", help="A step of yours: pkg.mod:make_step.")] = None,
     output: Output = "table",
     **step: Any,
 ) -> None:
@@ -114,9 +105,9 @@ def trace(
 
 
 def explain(
-    what: Annotated[str, typer.Argument(help="checkpoint.", metavar="WHAT")],
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Card, h100-80g when none is named.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, for the host's own ops.")] = None,
+    what: Annotated[str, Argument(help="checkpoint.", metavar="WHAT")],
+    gpu: Annotated[str | None, option("--gpu", help="Card, h100-80g when none is named.")] = None,
+    device: Annotated[str | None, option("--device", help="cpu, for the host's own ops.")] = None,
     output: Output = "table",
     **step: Any,
 ) -> None:
@@ -156,9 +147,9 @@ def doctor(output: Output = "table") -> None:
 
 def verify(
     rungs: Annotated[
-        str, typer.Argument(help="Variants to hold against the plain step.", metavar="RUNGS")
+        str, Argument(help="Variants to hold against the plain step.", metavar="RUNGS")
     ] = "B4c1@full,B4c1@every:2,B4c1@first:2,B4c1@selective,B4c1@submodule,B4c1@offload,B4c2@none,B4c4@full",
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda.")] = None,
+    device: Annotated[str | None, option("--device", help="cpu, cuda.")] = None,
     output: Output = "table",
     **step: Any,
 ) -> None:
@@ -172,17 +163,17 @@ def verify(
     question = Ladder.from_dict(assumed | given | {"rungs": rungs}, name="verify", origin="options")
     reports = list(api.verify(question))
     show(render(parity_table(reports), output, rich=wants_rich()))
-    raise typer.Exit(0 if all(report.same for report in reports) else 1)
+    sys.exit(0 if all(report.same for report in reports) else 1)
 
 
 def calibrate(
     folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of ladders, or their jsonl files.", metavar="DIR...")
+        list[Path] | None, Argument(help="Folders of ladders, or their jsonl files.", metavar="DIR...")
     ] = None,
     published: Annotated[
-        bool, typer.Option("--published", help="Hold traces against printed figures, of ladders/published or of DIR.")
+        bool, option("--published", help="Hold traces against printed figures, of ladders/published or of DIR.")
     ] = False,
-    within: Annotated[str, typer.Option("--within", help="Largest error that is agreement.")] = "2%",
+    within: Annotated[str, option("--within", help="Largest error that is agreement.")] = "2%",
     output: Output = "table",
 ) -> None:
     """Hold estimates against measurements, or traces against published figures, the worst row first."""
@@ -196,20 +187,20 @@ def calibrate(
 
         pairs = api.published(folders or (), say=lambda name: say([f"replaying {name}"]))
         show(render(published_table(pairs), output, rich=wants_rich()))
-        raise typer.Exit(0 if all(pair.holds(within_frac) for pair in pairs) else 1)
+        sys.exit(0 if all(pair.holds(within_frac) for pair in pairs) else 1)
     if not folders:
         raise MemplanError("calibrate needs a folder of results.", "Type memplan calibrate reports/NAME.")
     rows, found = api.calibrate(folders)
     if not found.pairs:
         raise NothingMeasuredError("None of these rows has both an estimate and a measurement.")
     show(render(agreement_table(found, footer=provenance(rows)), output, rich=wants_rich()))
-    raise typer.Exit(found.exit_code(within_frac))
+    sys.exit(found.exit_code(within_frac))
 
 
 def _end_at_gate(fit: Fit) -> None:
     """Ends with 1 when a gate was asked for and does not hold."""
     if fit.gate_bytes is not None and not fit.fits:
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def _rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, dict[str, Any]]:
@@ -227,13 +218,13 @@ def _one_rung(rung: str | None, given: dict[str, Any], *, name: str) -> Ladder:
     return Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung or "B1c1"}, name=name, origin="options")
 
 
-VERBS: dict[str, tuple[Callable[..., None], tuple[dict[str, Any], ...]]] = {
-    "estimate": (estimate, (RUNG, STEP)),
-    "trace": (trace, (RUNG, STEP)),
-    "explain": (explain, (RUNG, STEP)),
-    "models": (models, ()),
-    "doctor": (doctor, ()),
-    "verify": (verify, (STEP,)),
-    "calibrate": (calibrate, ()),
+VERBS = {
+    "estimate": Verb(estimate, (RUNG, STEP)),
+    "trace": Verb(trace, (RUNG, STEP)),
+    "explain": Verb(explain, (RUNG, STEP)),
+    "models": Verb(models),
+    "doctor": Verb(doctor),
+    "verify": Verb(verify, (STEP,)),
+    "calibrate": Verb(calibrate),
 }
-"""Each verb with the groups of options that it shares with others."""
+"""The verbs by what is typed for them."""

@@ -8,16 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from memplan.cli_options import STEP
+from memplan.cli_options import STEP, option
 from memplan.errors import MemplanError
 from memplan.spec import Ladder
 from memplan.units import MIB, decimal_note
 
 DEFAULT_MODEL = "molmo2-4b"
-Gate = Annotated[str | None, typer.Option("--gate", help="What the peak is held against: 71GiB.")]
-Output = Annotated[str, typer.Option("-o", "--output", help="table, json, jsonl, md, csv.")]
+Gate = Annotated[str | None, option("--gate", help="What the peak is held against: 71GiB.")]
+Output = Annotated[str, option("-o", "--output", help="table, json, jsonl, md, csv.")]
 
 
 def ladder_of(rungs: str, given: dict[str, Any]) -> Ladder:

@@ -1,63 +1,51 @@
 """The verb `ladder`: its options, what is printed while it climbs, and what at the end."""
 
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import typer
-
 from memplan.cli_io import Gate, Output, ladder_of, say, show, show_json, typed
-from memplan.cli_options import STEP, options
+from memplan.cli_options import STEP, Argument, Verb, option
 from memplan.errors import MemplanError
 from memplan.spec import Ladder
 
 
-def add_verbs(app: typer.Typer, only: str | None = None) -> None:
-    """Gives `app` the verb."""
-    app.command()(options(STEP)(ladder))
-
-
 def ladder(
-    rungs: Annotated[
-        str | None, typer.Argument(help="Rungs like B12c6,B8c4@full, or a file.toml.", metavar="RUNGS")
-    ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cuda, cpu, simulated.")] = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Card of a simulated climb, h100-80g when none is named.")
-    ] = None,
+    rungs: Annotated[str | None, Argument(help="Rungs like B12c6,B8c4@full, or a file.toml.", metavar="RUNGS")] = None,
+    device: Annotated[str | None, option("--device", help="auto, cuda, cpu, simulated.")] = None,
+    gpu: Annotated[str | None, option("--gpu", help="Card of a simulated climb, h100-80g when none is named.")] = None,
     entry: Annotated[
         str | None,
-        typer.Option("--entry", help="A step of yours, pkg.mod:make_step; it gets batch, chunks and ckpt."),
+        option("--entry", help="A step of yours, pkg.mod:make_step; it gets batch, chunks and ckpt."),
     ] = None,
     gate: Gate = None,
-    gate_on: Annotated[str | None, typer.Option("--gate-on", help="allocated, reserved, used.")] = None,
+    gate_on: Annotated[str | None, option("--gate-on", help="allocated, reserved, used.")] = None,
     search: Annotated[
-        bool, typer.Option("--search", help="Look for the largest batch that passes, of each mode, in 3 rungs at most.")
+        bool, option("--search", help="Look for the largest batch that passes, of each mode, in 3 rungs at most.")
     ] = False,
-    warmup: Annotated[int | None, typer.Option("--warmup", help="Least steps before the measured ones.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Least timed steps.")] = None,
-    min_time: Annotated[float | None, typer.Option("--min-time", help="Least seconds of timed steps.")] = None,
-    repeat: Annotated[int | None, typer.Option("--repeat", help="Processes for each rung, interleaved.")] = None,
-    timeout: Annotated[int | None, typer.Option("--timeout", help="Seconds a rung may take.")] = None,
+    warmup: Annotated[int | None, option("--warmup", help="Least steps before the measured ones.")] = None,
+    steps: Annotated[int | None, option("--steps", help="Least timed steps.")] = None,
+    min_time: Annotated[float | None, option("--min-time", help="Least seconds of timed steps.")] = None,
+    repeat: Annotated[int | None, option("--repeat", help="Processes for each rung, interleaved.")] = None,
+    timeout: Annotated[int | None, option("--timeout", help="Seconds a rung may take.")] = None,
     parity: Annotated[
-        bool | None, typer.Option("--parity/--no-parity", help="Hold what is checkpointed against the plain step.")
+        bool | None, option("--parity/--no-parity", help="Hold what is checkpointed against the plain step.")
     ] = None,
-    trace: Annotated[
-        bool | None, typer.Option("--trace", help="Trace each rung too: all three numbers in one row.")
-    ] = None,
+    trace: Annotated[bool | None, option("--trace", help="Trace each rung too: all three numbers in one row.")] = None,
     allow_shared: Annotated[
-        bool | None, typer.Option("--allow-shared", help="Climb on a device that others use.", show_default=False)
+        bool | None, option("--allow-shared", help="Climb on a device that others use.", shows_default=False)
     ] = None,
     snapshot_on_oom: Annotated[
         bool | None,
-        typer.Option("--snapshot-on-oom", help="Run a rung that ran out again, with the allocator's history."),
+        option("--snapshot-on-oom", help="Run a rung that ran out again, with the allocator's history."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier climb.")] = False,
+    out: Annotated[Path | None, option("--out", help="Folder for the results.")] = None,
+    resume: Annotated[bool, option("--resume", help="Go on with an earlier climb.")] = False,
     retry: Annotated[
-        str | None, typer.Option("--retry", help="With --resume: final statuses to climb again, oom,over_gate.")
+        str | None, option("--retry", help="With --resume: final statuses to climb again, oom,over_gate.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", help="Print the plan and start nothing.")] = False,
     output: Output = "table",
     **step: Any,
 ) -> None:
@@ -132,8 +120,12 @@ def _climb(question: Ladder, output: str, *, search: bool, **how: Any) -> None:
     elif (advice := recommend(rows)) is not None:
         say([advice.sentence])
     say([f"results: {climbed.folder}"])
-    raise typer.Exit(climbed.exit_code)
+    sys.exit(climbed.exit_code)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
+
+
+VERBS = {"ladder": Verb(ladder, (STEP,))}
+"""The verb by what is typed for it."""

@@ -1,15 +1,57 @@
-"""The options that verbs share: one spelling, one help text, wherever they are taken."""
+"""What verbs take: options and arguments as plain facts, and the groups of options that verbs share: one spelling, one
+help text, wherever they are taken."""
 
 import inspect
-from collections.abc import Callable
-from functools import wraps
-from typing import Annotated, Any
+import re
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, NamedTuple, get_args
 
-import typer
+
+class Option(NamedTuple):
+    """An option of a verb: `Annotated[str | None, Option("--gpu", help="Card.")]`."""
+
+    flags: tuple[str, ...]
+    """As typed: `-o`, `--output`; of a switch with two ways `--parity/--no-parity`."""
+    help: str
+    shows_default: bool = True
+
+
+class Argument(NamedTuple):
+    """A word of a verb without a name in front of it."""
+
+    help: str
+    metavar: str
+    """What the help calls it."""
+
+
+def option(*flags: str, help: str, shows_default: bool = True) -> Option:
+    """The option that is typed as one of `flags`."""
+    return Option(flags, help, shows_default)
+
+
+class Verb(NamedTuple):
+    """A verb, as the command line runs it."""
+
+    run: Callable[..., None]
+    """Takes its own options, and those of `groups` as further keywords."""
+    groups: tuple[dict[str, Any], ...] = ()
+    """Options that it shares with other verbs."""
+
+    def takes(self) -> list[inspect.Parameter]:
+        """What can be typed: arguments, then the options of the groups, then the verb's own."""
+        own = [one for one in inspect.signature(self.run).parameters.values() if one.kind is not one.VAR_KEYWORD]
+        arguments = [one for one in own if isinstance(get_args(one.annotation)[1], Argument)]
+        shared = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for group in self.groups
+            for name, kind in group.items()
+        ]
+        rest = [one for one in own if one not in arguments]
+        return [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*arguments, *shared, *rest)]
 
 
 def _option(kind: Any, name: str, text: str) -> Any:
-    return Annotated[kind | None, typer.Option(f"--{name}", help=text)]
+    return Annotated[kind | None, Option((f"--{name}",), text)]
 
 
 STEP: dict[str, Any] = {
@@ -66,26 +108,37 @@ RUNG: dict[str, Any] = {
 """One rung, for verbs that take no ladder."""
 
 
-def options(*groups: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a verb the options of `groups` before its own; it takes them as keywords."""
-    shared = {name: kind for group in groups for name, kind in group.items()}
+PLAIN: dict[type, tuple[str, Callable[[str], Any]]] = {
+    str: (r"(?!-).*", str),
+    int: (r"[0-9]+", int),
+    float: (r"[0-9]+(\.[0-9]+)?", float),
+}
+"""Kinds of values: what the plain ones look like, and what makes them."""
 
-    def give(verb: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(verb)
-        def taken(**values: Any) -> Any:
-            return verb(**values)
 
-        own = [one for one in inspect.signature(verb).parameters.values() if one.kind is not one.VAR_KEYWORD]
-        arguments = [one for one in own if "ArgumentInfo" in str(one.annotation)]
-        added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-            for name, kind in shared.items()
-        ]
-        rest = [one for one in own if one not in arguments]
-        every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*arguments, *added, *rest)]
-        taken.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        taken.__annotations__ = {one.name: one.annotation for one in every}
-        del taken.__wrapped__  # whose signature typer would read instead
-        return taken
-
-    return give
+def plain_values(verb: Verb, words: Iterable[str]) -> dict[str, Any] | None:
+    """What `verb` is to be called with where `words` are options with plain values and nothing else; None where it
+    takes a whole parser to tell what they mean, or what is wrong with them."""
+    values: dict[str, Any] = {name: None for group in verb.groups for name in group}
+    options: dict[str, tuple[str, Any]] = {}
+    for one in verb.takes():
+        kind, said = get_args(one.annotation)
+        if isinstance(said, Argument):
+            return None
+        options |= dict.fromkeys(said.flags, (one.name, (get_args(kind) or (kind,))[0]))
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        if flag not in options:
+            return None
+        name, kind = options[flag]
+        if kind is bool and not equals:
+            values[name] = True
+            continue
+        one_of_many = get_args(kind)  # of list[str]
+        looks, read = PLAIN.get(one_of_many[0] if one_of_many else kind, ("(?!)", str))
+        value = value if equals else next(rest, "-")
+        if not re.fullmatch(looks, value, re.DOTALL):
+            return None
+        values[name] = [*(values.get(name) or ()), read(value)] if one_of_many else read(value)
+    return values

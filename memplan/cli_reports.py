@@ -1,45 +1,28 @@
 """The verbs over results that are there already: `report`, `compare`, `baseline`, `history`."""
 
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from memplan.cli_io import Output, say, show, show_json
+from memplan.cli_options import Argument, Verb, option
 from memplan.units import parse_percent
 
 SUMMARIES = ("junit", "comment")
 """Outputs of verbs that judge, beside those of any table: XML, and Markdown short enough for a comment."""
 ReportOutput = Annotated[
-    str, typer.Option("-o", "--output", help="table, json, jsonl, md (a step's summary), comment, csv, html, junit.")
+    str, option("-o", "--output", help="table, json, jsonl, md (a step's summary), comment, csv, html, junit.")
 ]
 Store = Annotated[
-    Path | None, typer.Option("--store", help="Folder of baselines, reports/baselines otherwise.", show_default=False)
+    Path | None, option("--store", help="Folder of baselines, reports/baselines otherwise.", shows_default=False)
 ]
-MemoryWithin = Annotated[
-    str, typer.Option("--memory-within", help="Share of the bytes that is no change (2 MiB never are).")
-]
-SpeedWithin = Annotated[str, typer.Option("--speed-within", help="Share of the step time that is no change.")]
-
-
-def add_verbs(app: typer.Typer, only: str | None = None) -> None:
-    """Gives `app` the verbs, or just one of them."""
-    verbs: dict[str, Callable[..., None]] = {"report": report, "compare": compare, "history": history}
-    for name, verb in verbs.items():
-        if only in (None, name):
-            app.command(name)(verb)
-    if only not in (None, "baseline"):
-        return
-    store = typer.Typer(name="baseline", help="Keep results to compare later ones with.", no_args_is_help=True)
-    for inner in (save, list_, show_):
-        store.command(inner.__name__.rstrip("_"))(inner)
-    app.add_typer(store)
+MemoryWithin = Annotated[str, option("--memory-within", help="Share of the bytes that is no change (2 MiB never are).")]
+SpeedWithin = Annotated[str, option("--speed-within", help="Share of the step time that is no change.")]
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a ladder, or its jsonl file.", metavar="DIR")],
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the page, DIR otherwise.")] = None,
+    folder: Annotated[Path, Argument(help="Folder of a ladder, or its jsonl file.", metavar="DIR")],
+    out: Annotated[Path | None, option("--out", help="Folder for the page, DIR otherwise.")] = None,
     output: ReportOutput = "table",
 ) -> None:
     """Make report.html, tables, and pictures as PNG and SVG of a ladder's rows; nothing is run, torch is not needed.
@@ -66,20 +49,20 @@ def report(
     say([f"page: {file}" for file in files if file.suffix == ".html"])
     if not is_final(rows):
         say(["Nothing was measured."])
-        raise typer.Exit(NothingMeasuredError.exit_code)
+        sys.exit(NothingMeasuredError.exit_code)
 
 
 def compare(
-    base: Annotated[str, typer.Argument(help="A folder, a jsonl file, or a baseline's name.", metavar="BASE")],
-    new: Annotated[str, typer.Argument(help="What is held against it.", metavar="NEW")],
-    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Rungs may be gone.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on what is ambiguous and on a stale base.")] = False,
+    base: Annotated[str, Argument(help="A folder, a jsonl file, or a baseline's name.", metavar="BASE")],
+    new: Annotated[str, Argument(help="What is held against it.", metavar="NEW")],
+    allow_missing: Annotated[bool, option("--allow-missing", help="Rungs may be gone.")] = False,
+    strict: Annotated[bool, option("--strict", help="Fail on what is ambiguous and on a stale base.")] = False,
     across: Annotated[
-        bool, typer.Option("--across", help="Compare bytes whatever machine and torch, times whatever software.")
+        bool, option("--across", help="Compare bytes whatever machine and torch, times whatever software.")
     ] = False,
     memory_within: MemoryWithin = "0.1%",
     speed_within: SpeedWithin = "5%",
-    details: Annotated[bool, typer.Option("--details", help="Every metric, phase and category.")] = False,
+    details: Annotated[bool, option("--details", help="Every metric, phase and category.")] = False,
     store: Store = None,
     output: ReportOutput = "table",
 ) -> None:
@@ -119,14 +102,14 @@ def compare(
         say([visible(table.title, LINE_CHARS)])
     if refreshed is not None:
         say([f"an up-to-date base is in {refreshed}: look at it, then put it in the old one's place"])
-    raise typer.Exit(found.exit_code)
+    sys.exit(found.exit_code)
 
 
 def history(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of ladders, or one that has them.", metavar="DIR...")],
+    folders: Annotated[list[Path], Argument(help="Folders of ladders, or one that has them.", metavar="DIR...")],
     memory_within: MemoryWithin = "0.1%",
     speed_within: SpeedWithin = "5%",
-    plot: Annotated[Path | None, typer.Option("--plot", help="Picture of the trend, .png or .svg.")] = None,
+    plot: Annotated[Path | None, option("--plot", help="Picture of the trend, .png or .svg.")] = None,
     output: Output = "table",
 ) -> None:
     """Follow each rung over several results, oldest first, and mark where it moved."""
@@ -144,9 +127,9 @@ def history(
 
 
 def save(
-    name: Annotated[str, typer.Argument(help="What to call it: main.", metavar="NAME")],
-    folder: Annotated[Path, typer.Argument(help="Folder of a ladder, or its jsonl file.", metavar="DIR")],
-    replace: Annotated[bool, typer.Option("--replace", help="In the place of the one of that name.")] = False,
+    name: Annotated[str, Argument(help="What to call it: main.", metavar="NAME")],
+    folder: Annotated[Path, Argument(help="Folder of a ladder, or its jsonl file.", metavar="DIR")],
+    replace: Annotated[bool, option("--replace", help="In the place of the one of that name.")] = False,
     store: Store = None,
 ) -> None:
     """Keep the rows of a ladder, in a folder for the kind of machine they come from."""
@@ -172,8 +155,8 @@ def list_(store: Store = None, output: Output = "table") -> None:
 
 
 def show_(
-    name: Annotated[str, typer.Argument(help="The baseline.", metavar="NAME")],
-    machine: Annotated[str | None, typer.Option("--machine", help="Beginning of the machine's folder.")] = None,
+    name: Annotated[str, Argument(help="The baseline.", metavar="NAME")],
+    machine: Annotated[str | None, option("--machine", help="Beginning of the machine's folder.")] = None,
     store: Store = None,
     output: Output = "table",
 ) -> None:
@@ -190,3 +173,14 @@ def show_(
             show(render(ladder_table(baseline.rows, footer=provenance(baseline.rows)), output, rich=wants_rich()))
     if output in ("json", "jsonl"):
         show_json([row.to_dict() for baseline in found for row in baseline.rows], lines=output == "jsonl")
+
+
+VERBS = {
+    "report": Verb(report),
+    "compare": Verb(compare),
+    "history": Verb(history),
+    "baseline save": Verb(save),
+    "baseline list": Verb(list_),
+    "baseline show": Verb(show_),
+}
+"""The verbs by what is typed for them."""

@@ -1,4 +1,4 @@
-"""`memplan estimate` answers at once."""
+"""`memplan estimate` answers at once, without the parser that explains it."""
 
 import os
 import subprocess

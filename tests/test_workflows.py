@@ -228,12 +228,13 @@ def test_what_cannot_be_done_is_one_sentence(
 def test_every_option_that_the_script_types_is_one_of_the_command_line(repository: Repository) -> None:
     import typer
 
-    from memplan.cli import application
+    from memplan.cli import verbs as all_verbs
     from memplan.cli_reports import SUMMARIES
+    from memplan.cli_typer import application
     from memplan.report.render import check_form
 
     repository.run("main", REPEAT="2")
-    verbs: dict[str, Any] = dict(typer.main.get_command(application()).commands)  # type: ignore[attr-defined]
+    verbs: dict[str, Any] = dict(typer.main.get_command(application(all_verbs())).commands)  # type: ignore[attr-defined]
     seen = set()
     for _, verb, *given in repository.questions():
         known = {name for parameter in verbs[verb].params for name in parameter.opts}
