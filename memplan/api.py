@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import MemplanError
-from memplan.record import Check, Estimate, Fit, FormulaLine, ParityReport, RungResult, TracedRun, TracedSteps
+from memplan.record import Estimate, Fit
 from memplan.spec import DeviceSpec, Ladder, ModelSpec, RunSpec
 from memplan.spec.device import CPU, card
 
 if TYPE_CHECKING:
     from memplan.analysis import Agreement
     from memplan.analysis.published import PublishedPair
+    from memplan.record import Check, FormulaLine, ParityReport, RungResult, TracedRun, TracedSteps
     from memplan.record.explain import BlockPolicy
     from memplan.record.trace import TraceReport
     from memplan.spec.published import Published
@@ -48,7 +49,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     )
 
 
-def explain_estimate(question: Ladder, device: DeviceSpec) -> tuple[tuple[FormulaLine, ...], dict[str, int]]:
+def explain_estimate(question: Ladder, device: DeviceSpec) -> tuple[tuple["FormulaLine", ...], dict[str, int]]:
     """The formula of each line of the peak of the one rung of `question`, and what its letters stand for."""
     from memplan.estimate.explain import explain as lines_of
 
@@ -87,7 +88,7 @@ def limit_of(question: Ladder, device: DeviceSpec) -> int | None:
     return question.gate_bytes if question.gate_bytes is not None else device.usable_bytes
 
 
-def trace(question: Ladder, device: DeviceSpec) -> tuple[TracedRun, Fit, int]:
+def trace(question: Ladder, device: DeviceSpec) -> tuple["TracedRun", Fit, int]:
     """What the trace says about the one rung of `question` on `device`, whether it fits under the gate, or else into
     the card, and the bytes that one more sample of a chunk keeps for backward."""
     run = one_run(question, device, verb="trace")
@@ -111,7 +112,7 @@ def explain(question: Ladder, device: DeviceSpec) -> "BlockPolicy":
     return explained(run)
 
 
-def trace_entry(entry: str, device: DeviceSpec, gate_bytes: int | None) -> tuple[TracedSteps, Fit]:
+def trace_entry(entry: str, device: DeviceSpec, gate_bytes: int | None) -> tuple["TracedSteps", Fit]:
     """What the trace says about the step that `entry`, `pkg.mod:make_step`, builds, on `device`."""
     from memplan.backends.simulated import simulate_entry
     from memplan.models.user_factory import load_entry
@@ -120,7 +121,7 @@ def trace_entry(entry: str, device: DeviceSpec, gate_bytes: int | None) -> tuple
     return answer, traced_fit(answer, gate_bytes)
 
 
-def traced_fit(steps: TracedSteps, gate_bytes: int | None) -> Fit:
+def traced_fit(steps: "TracedSteps", gate_bytes: int | None) -> Fit:
     """Whether traced steps stay under the gate, or else find room on their card, fragments included."""
     limit_bytes = gate_bytes if gate_bytes is not None else steps.device.usable_bytes
     fits = None
@@ -149,14 +150,14 @@ def models() -> tuple[tuple[ModelSpec, dict[str, Any]], ...]:
     return tuple((model_spec(name), published_counts(name)) for name in names())
 
 
-def doctor() -> tuple[Check, ...]:
+def doctor() -> tuple["Check", ...]:
     """What this machine has and lacks; works without torch."""
     from memplan.backends.doctor import checks
 
     return checks()
 
 
-def verify(variants: Ladder) -> Iterator[ParityReport]:
+def verify(variants: Ladder) -> Iterator["ParityReport"]:
     """The plain step against each rung of `variants`, one report at a time."""
     from memplan.backends.environment import installed_version
     from memplan.ladder.points import find_device, points
@@ -176,7 +177,7 @@ def verify(variants: Ladder) -> Iterator[ParityReport]:
         yield compare(run, torch.device(run.device.rules))
 
 
-def calibrate(folders: Sequence[Path]) -> tuple[tuple[RungResult, ...], "Agreement"]:
+def calibrate(folders: Sequence[Path]) -> tuple[tuple["RungResult", ...], "Agreement"]:
     """All rows of some ladders' folders, and how well estimate and measurement agree over them."""
     from memplan.analysis import agreement
     from memplan.record import read_all

@@ -1,6 +1,5 @@
 """What memplan says when it cannot go on: one clear sentence, and what to type instead."""
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -32,6 +31,8 @@ class NotComparableError(MemplanError):
 
 def near_names(name: str, known: Iterable[str]) -> str:
     """A hint that lists the known names closest to `name`, or all of them when none is close."""
+    import difflib
+
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:

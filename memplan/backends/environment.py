@@ -1,9 +1,6 @@
 """Where a number comes from: machine, versions, settings. Whatever cannot be read is left out, never guessed."""
 
-import hashlib
-import importlib.metadata
 import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,8 @@ _PACKAGE = Path(memplan.__file__).parent
 
 def fingerprint() -> dict[str, Any]:
     """Machine, versions and settings, read without torch; unknown ones are left out."""
+    import platform
+
     facts = {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
@@ -46,6 +45,8 @@ def fingerprint() -> dict[str, Any]:
 
 def installed_version(package: str) -> str | None:
     """Version in the installed metadata of `package`, or None; nothing is imported."""
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -83,6 +84,8 @@ def container(root: Path = Path("/")) -> str | None:
 
 def machine_id(path: Path = Path("/etc/machine-id")) -> str | None:
     """Twelve letters that tell this machine from others and nothing else about it; None where it has no number."""
+    import hashlib
+
     try:
         text = path.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

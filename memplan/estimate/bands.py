@@ -1,22 +1,18 @@
 """What the allocator and the driver hold beyond allocated bytes: bands, since the order of requests decides."""
 
-from fractions import Fraction
-
 from memplan.record.memory import Band
 from memplan.spec.device import DeviceSpec
 from memplan.units import MIB
 
 SEGMENT_BYTES = 2 * MIB
 """Segments are multiples of this. Source: kRoundLarge and kSmallBuffer, c10/cuda/CUDACachingAllocator.cpp."""
-MOST_RESERVED = Fraction(137, 100)
-"""Reserved to allocated bytes of training steps with fixed shapes, at most. Published pairs: Megatron-Bridge's cards
-1.02 to 1.11, torchtitan's FSDP runs 1.12 to 1.37 (pytorch/torchtitan#165, #4153); modded-nanogpt's records, whose
-shapes change, reach 1.73."""
-
-
-USUAL_RESERVED = Fraction(111, 100)
+MOST_RESERVED_PERCENT = 137
+"""Reserved bytes in percent of the allocated ones, of training steps with fixed shapes, at most. Published pairs:
+Megatron-Bridge's cards 102 to 111, torchtitan's FSDP runs 112 to 137 (pytorch/torchtitan#165, #4153); modded-nanogpt's
+records, whose shapes change, reach 173."""
+USUAL_RESERVED_PERCENT = 111
 """The same of most steps on one card: a peak nearer to what a card has than this may find no room in fragments.
-Published: Megatron-Bridge's cards, 1.02 to 1.11; Llama-3.1-8B over 8 H100 at 72.4 GiB allocated ran out of 78.5."""
+Published: Megatron-Bridge's cards, 102 to 111; Llama-3.1-8B over 8 H100 at 72.4 GiB allocated ran out of 78.5."""
 
 
 def fits(allocated_bytes: int, limit_bytes: int, *, gate: bool) -> bool | None:
@@ -24,7 +20,7 @@ def fits(allocated_bytes: int, limit_bytes: int, *, gate: bool) -> bool | None:
     A gate is held against allocated bytes and leaves nothing open."""
     if allocated_bytes > limit_bytes:
         return False
-    return True if gate or allocated_bytes * USUAL_RESERVED <= limit_bytes else None
+    return True if gate or allocated_bytes * USUAL_RESERVED_PERCENT <= limit_bytes * 100 else None
 
 
 def reserved_band(allocated_bytes: int, device: DeviceSpec) -> Band:
@@ -33,7 +29,7 @@ def reserved_band(allocated_bytes: int, device: DeviceSpec) -> Band:
         return Band(low_bytes=allocated_bytes, high_bytes=allocated_bytes, reason="the CPU's allocator keeps nothing")
     return Band(
         low_bytes=-(-allocated_bytes // SEGMENT_BYTES) * SEGMENT_BYTES,
-        high_bytes=int(allocated_bytes * MOST_RESERVED),
+        high_bytes=allocated_bytes * MOST_RESERVED_PERCENT // 100,
         reason="freed blocks that no later request fits stay reserved: published steps hold up to 37 % more than is "
         "allocated, and more where shapes change; trace replays the allocator and says how much",
     )

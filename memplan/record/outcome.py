@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,6 +234,8 @@ class RungResult:
     @property
     def median_step_ns(self) -> int | None:
         """Median time of the timed steps, rounded down to a nanosecond."""
+        import statistics
+
         return int(statistics.median(self.step_ns)) if self.step_ns else None
 
     @property

@@ -1,7 +1,6 @@
 """A step of the user's own code on a device: what a ladder over `--entry pkg.mod:make_step` asks."""
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,8 @@ class EntryRun:
     @property
     def run_id(self) -> str:
         """First 12 hex digits of the SHA-256 of the canonical JSON of what is asked."""
+        import hashlib
+
         facts = self.to_dict()
         del facts["device"]["source"]
         return hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]

@@ -1,7 +1,6 @@
 """One run: a model, a step and a device, with an identity that does not depend on when or where it is asked."""
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +81,8 @@ class RunSpec:
         for field in NEW_FACTS:
             if facts["model"]["decoder"][field.name] == field.default:
                 del facts["model"]["decoder"][field.name]
+        import hashlib
+
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
