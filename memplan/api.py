@@ -37,15 +37,16 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     if limit_bytes is None:
         nothing = Fit(gate_bytes=None, limit_bytes=None, fits=None, max_batch=None, max_batch_unchunked=None)
         return answer, nothing
-    largest = max_batch(run, limit_bytes)
+    peak_bytes = answer.peak_allocated_bytes
+    largest = max_batch(run, limit_bytes, peak_bytes=peak_bytes)
     one_chunk = dataclasses.replace(run, step=dataclasses.replace(run.step, chunks=1))
     return answer, Fit(
         gate_bytes=question.gate_bytes,
         limit_bytes=limit_bytes,
-        fits=fits(answer.peak_allocated_bytes, limit_bytes, gate=question.gate_bytes is not None),
+        fits=fits(peak_bytes, limit_bytes, gate=question.gate_bytes is not None),
         max_batch=largest,
         max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes),
-        max_seq=max_seq(run, limit_bytes),
+        max_seq=max_seq(run, limit_bytes, peak_bytes=peak_bytes),
     )
 
 
