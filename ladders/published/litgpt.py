@@ -10,15 +10,19 @@ config.py, utils.py and the scripts), with the norm of @6178c7cc: it raises its 
   `HalfPrecision.convert_output`): all logits stay in fp32 from forward to the end of the iteration;
 - Adapter adds attention to 10 trained rows in all blocks but the first two, under a mask; Adapter v2 besides scales
   and shifts the outputs of all linears, for which each output is kept, and trains the norms;
-- the longest sample comes in the first iteration, before there is any gradient or optimizer state.
+- the longest sample comes in the first iteration, before there is any gradient or optimizer state;
+- quantised models have all of their linears in nf4, the head too, first when they are built and again when the
+  checkpoint is loaded, which leaves the allocator with blocks to reuse (Adapter's rows: @0f021f3a, 2024-01-18).
 
 Letters: `B` batch, `S` sequence, `H` hidden, `A` heads, `D` head size, `V` vocabulary.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from litgpt_nf4 import Nf4Linear
 from litgpt_shapes import DROPOUT, FIRST_PROMPTED, HEAD_ROWS, PROMPT_ROWS, RANK, SHAPES, TRAINED, Shape
 from torch import Tensor, nn
 
@@ -43,9 +47,10 @@ class Norm(nn.Module):
 class AdaptedQkv(nn.Module):
     """A frozen fused projection [H, 3H] with adapters for q and v."""
 
-    def __init__(self, width: int, *, bias: bool) -> None:
+    def __init__(self, width: int, recipe: "Recipe", *, bias: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, 3 * width, bias=bias)
+        self.width = width
+        self.linear = recipe.frozen(width, 3 * width, bias=bias)
         self.lora_down = nn.Parameter(torch.zeros(2 * RANK, width))
         self.lora_up = nn.Parameter(torch.zeros(2 * width, RANK))
         self.dropout = nn.Dropout(DROPOUT)
@@ -60,7 +65,7 @@ class AdaptedQkv(nn.Module):
     def padded(self, x: Tensor) -> Tensor:
         """[B, S, 2H] -> [B, S, 3H], zeros for k."""
         x = x.transpose(0, 1)
-        width = self.linear.out_features
+        width = 3 * self.width
         whole = x.new_zeros(*x.shape[:-1], width).view(-1, width)
         whole = whole.index_copy(1, torch.tensor(self.columns), x.reshape(-1, x.size(-1)))
         return whole.view(*x.shape[:-1], width).transpose(0, 1)
@@ -69,9 +74,9 @@ class AdaptedQkv(nn.Module):
 class ScaledLinear(nn.Module):
     """Adapter v2: a frozen linear, its output shifted and scaled."""
 
-    def __init__(self, width: int, out: int, *, bias: bool) -> None:
+    def __init__(self, width: int, out: int, recipe: "Recipe", *, bias: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, out, bias=bias)
+        self.linear = recipe.frozen(width, out, bias=bias)
         self.adapter_bias = nn.Parameter(torch.zeros(out))
         self.adapter_scale = nn.Parameter(torch.ones(out))
 
@@ -79,9 +84,26 @@ class ScaledLinear(nn.Module):
         return self.adapter_scale * (self.linear(x) + self.adapter_bias)
 
 
-def linear(kind: str) -> type[nn.Module]:
-    """The linear of `lora`, `adapter` or `adapter-v2` outside of LoRA's qkv."""
-    return ScaledLinear if kind == "adapter-v2" else nn.Linear
+@dataclass(frozen=True)
+class Recipe:
+    """What a run trains, and how it keeps the rest."""
+
+    kind: str
+    """`lora`, `adapter` or `adapter-v2`."""
+    quantised: str
+    """`nf4`, `nf4-dq`, or empty for bf16."""
+
+    def frozen(self, width: int, out: int, *, bias: bool) -> nn.Module:
+        """A linear of the model itself."""
+        if self.quantised:
+            return Nf4Linear(width, out, bias=bias, nested=self.quantised == "nf4-dq")
+        return nn.Linear(width, out, bias=bias)
+
+    def linear(self, width: int, out: int, *, bias: bool) -> nn.Module:
+        """A linear with what is trained of it, outside of LoRA's qkv."""
+        if self.kind == "adapter-v2":
+            return ScaledLinear(width, out, self, bias=bias)
+        return self.frozen(width, out, bias=bias)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -94,15 +116,15 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """[B, S, H] -> [B, S, H]."""
 
-    def __init__(self, shape: Shape, kind: str, *, prompted: bool) -> None:
+    def __init__(self, shape: Shape, recipe: Recipe, *, prompted: bool) -> None:
         super().__init__()
         self.shape = shape
         bias = not shape.llama
-        if kind == "lora":
-            self.qkv = AdaptedQkv(shape.hidden, bias=bias)
+        if recipe.kind == "lora":
+            self.qkv = AdaptedQkv(shape.hidden, recipe, bias=bias)
         else:
-            self.qkv = linear(kind)(shape.hidden, 3 * shape.hidden, bias=bias)
-        self.out = linear(kind)(shape.hidden, shape.hidden, bias=bias)
+            self.qkv = recipe.linear(shape.hidden, 3 * shape.hidden, bias=bias)
+        self.out = recipe.linear(shape.hidden, shape.hidden, bias=bias)
         self.prompted = prompted
         if prompted:
             self.adapter_prompt = nn.Parameter(torch.zeros(PROMPT_ROWS, shape.hidden))
@@ -130,12 +152,12 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Gated SiLU, or one GELU between two matrices."""
 
-    def __init__(self, shape: Shape, kind: str) -> None:
+    def __init__(self, shape: Shape, recipe: Recipe) -> None:
         super().__init__()
         self.gelu = None if shape.llama else shape.gelu
-        self.up = linear(kind)(shape.hidden, shape.ffn, bias=not shape.llama)
-        self.gate = linear(kind)(shape.hidden, shape.ffn, bias=False) if shape.llama else None
-        self.down = linear(kind)(shape.ffn, shape.hidden, bias=not shape.llama)
+        self.up = recipe.linear(shape.hidden, shape.ffn, bias=not shape.llama)
+        self.gate = recipe.linear(shape.hidden, shape.ffn, bias=False) if shape.llama else None
+        self.down = recipe.linear(shape.ffn, shape.hidden, bias=not shape.llama)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -146,14 +168,14 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """[B, S, H] -> [B, S, H]."""
 
-    def __init__(self, shape: Shape, kind: str, *, prompted: bool) -> None:
+    def __init__(self, shape: Shape, recipe: Recipe, *, prompted: bool) -> None:
         super().__init__()
         norm = Norm if shape.llama else nn.LayerNorm
         self.llama = shape.llama
         self.attn_norm = norm(shape.hidden)
-        self.attn = Attention(shape, kind, prompted=prompted)
+        self.attn = Attention(shape, recipe, prompted=prompted)
         self.mlp_norm = None if shape.one_norm else norm(shape.hidden)
-        self.mlp = Mlp(shape, kind)
+        self.mlp = Mlp(shape, recipe)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         normed = self.attn_norm(x)
@@ -167,12 +189,12 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Tokens [B, S] -> logits of 128 tokens each."""
 
-    def __init__(self, shape: Shape, seq: int, kind: str) -> None:
+    def __init__(self, shape: Shape, seq: int, recipe: Recipe) -> None:
         super().__init__()
-        self.head = linear(kind)(shape.hidden, shape.vocab, bias=shape.head_bias)
+        self.head = recipe.linear(shape.hidden, shape.vocab, bias=shape.head_bias)
         self.tokens = nn.Embedding(shape.vocab, shape.hidden)
-        first = shape.layers if kind == "lora" else FIRST_PROMPTED
-        self.blocks = nn.ModuleList(Block(shape, kind, prompted=at >= first) for at in range(shape.layers))
+        first = shape.layers if recipe.kind == "lora" else FIRST_PROMPTED
+        self.blocks = nn.ModuleList(Block(shape, recipe, prompted=at >= first) for at in range(shape.layers))
         self.norm = Norm(shape.hidden) if shape.llama else nn.LayerNorm(shape.hidden)
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.zeros(seq, shape.rotary, dtype=torch.float16))
@@ -184,16 +206,20 @@ class Gpt(nn.Module):
         return [self.head(part) for part in self.norm(x).split(HEAD_ROWS, dim=1)]
 
 
-def finetune(*, kind: str, model: str, batch: int, seq: int) -> Callable[[], None]:
-    """The iteration: bf16 weights, what `kind` (`lora`, `adapter`, `adapter-v2`) adds trained by AdamW."""
+def finetune(*, kind: str, model: str, batch: int, seq: int, quantised: str = "") -> Callable[[], None]:
+    """The iteration: weights in bf16, or linears in `nf4` or `nf4-dq`; what `kind` (`lora`, `adapter`, `adapter-v2`)
+    adds is trained by AdamW. bitsandbytes' own, beside nf4, is not there before the peak."""
     torch.set_default_dtype(torch.bfloat16)
     try:
-        gpt = Gpt(SHAPES[model], seq, kind)
+        gpt = Gpt(SHAPES[model], seq, Recipe(kind, quantised))
     finally:
         torch.set_default_dtype(torch.float32)
     for name, parameter in gpt.named_parameters():
         parameter.requires_grad_(any(part in name for part in TRAINED[kind]))
     optimizer = torch.optim.AdamW([p for p in gpt.parameters() if p.requires_grad], lr=3e-4, weight_decay=0.01)
+    for module in gpt.modules():
+        if isinstance(module, Nf4Linear):
+            module.load()
     tokens, labels = (torch.zeros(batch, seq, dtype=torch.long) for _ in range(2))
 
     def step() -> None:
@@ -204,7 +230,8 @@ def finetune(*, kind: str, model: str, batch: int, seq: int) -> Callable[[], Non
             F.cross_entropy(part.reshape(-1, part.size(-1)), target.reshape(-1), ignore_index=IGNORED, reduction="none")
             for part, target in zip(logits, targets, strict=True)
         ]
-        torch.cat(losses).mean().backward()
+        loss = torch.cat(losses).mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

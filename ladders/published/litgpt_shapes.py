@@ -38,6 +38,10 @@ SHAPES = {
 }  # fmt: skip
 TRAINED = {"lora": ("lora_",), "adapter": ("adapter_",), "adapter-v2": ("adapter_", "norm")}
 """Parts of the names of parameters that train."""
+NF4_BLOCK = 64
+"""Elements of a matrix in nf4 that share a scale. Source: quantize_4bit, bitsandbytes 0.41.1."""
+NESTED_BLOCK = 256
+"""Scales that share one of their own where they are quantised too."""
 RANK = 8
 DROPOUT = 0.05
 HEAD_ROWS = 128

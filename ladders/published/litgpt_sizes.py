@@ -1,8 +1,10 @@
 """The iteration of litgpt.py over the estimate's ledger, module for module. Letters as there."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from litgpt_nf4_sizes import Nf4Linear
 from litgpt_shapes import DROPOUT, FIRST_PROMPTED, HEAD_ROWS, PROMPT_ROWS, RANK, SHAPES, TRAINED, Shape
 
 from memplan.estimate import ops, views
@@ -59,9 +61,9 @@ class Norm(Module):
 class AdaptedQkv(Module):
     """A frozen fused projection [H, 3H] with adapters for q and v."""
 
-    def __init__(self, tape: Tape, width: int, *, bias: bool) -> None:
+    def __init__(self, tape: Tape, width: int, recipe: "Recipe", *, bias: bool) -> None:
         super().__init__(tape, "qkv")
-        self.linear = Linear(tape, "linear", width, 3 * width, bias=bias)
+        self.linear = recipe.frozen(tape, "linear", width, 3 * width, bias=bias)
         self.lora_down = tape.setup.parameter(tape, "lora_down", (2 * RANK, width))
         self.lora_up = tape.setup.parameter(tape, "lora_up", (2 * width, RANK))
 
@@ -85,9 +87,9 @@ class AdaptedQkv(Module):
 class ScaledLinear(Module):
     """Adapter v2: a frozen linear, its output shifted and scaled."""
 
-    def __init__(self, tape: Tape, name: str, width: int, out: int, *, bias: bool = False) -> None:
+    def __init__(self, tape: Tape, name: str, width: int, out: int, recipe: "Recipe", *, bias: bool) -> None:
         super().__init__(tape, name)
-        self.linear = Linear(tape, "linear", width, out, bias=bias)
+        self.linear = recipe.frozen(tape, "linear", width, out, bias=bias)
         self.adapter_bias = tape.setup.parameter(tape, "adapter_bias", (out,))
         self.adapter_scale = tape.setup.parameter(tape, "adapter_scale", (out,))
 
@@ -95,9 +97,24 @@ class ScaledLinear(Module):
         return mul(self.adapter_scale, add(self.linear(x), self.adapter_bias))
 
 
-def make_linear(kind: str) -> Callable[..., Module]:
-    """The linear of `lora`, `adapter` or `adapter-v2` outside of LoRA's qkv."""
-    return ScaledLinear if kind == "adapter-v2" else Linear
+@dataclass(frozen=True)
+class Recipe:
+    """What a run trains, and how it keeps the rest: as in litgpt.py."""
+
+    kind: str
+    quantised: str
+
+    def frozen(self, tape: Tape, name: str, width: int, out: int, *, bias: bool) -> Module:
+        """A linear of the model itself."""
+        if self.quantised:
+            return Nf4Linear(tape, name, width, out, bias=bias, nested=self.quantised == "nf4-dq")
+        return Linear(tape, name, width, out, bias=bias)
+
+    def linear(self, tape: Tape, name: str, width: int, out: int, *, bias: bool) -> Module:
+        """A linear with what is trained of it, outside of LoRA's qkv."""
+        if self.kind == "adapter-v2":
+            return ScaledLinear(tape, name, width, out, self, bias=bias)
+        return self.frozen(tape, name, width, out, bias=bias)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -110,15 +127,15 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(Module):
     """[B, S, H] -> [B, S, H]."""
 
-    def __init__(self, tape: Tape, shape: Shape, kind: str, *, prompted: bool) -> None:
+    def __init__(self, tape: Tape, shape: Shape, recipe: Recipe, *, prompted: bool) -> None:
         super().__init__(tape, "attn")
         self.shape = shape
         bias, width = not shape.llama, shape.hidden
-        if kind == "lora":
-            self.qkv: Module = AdaptedQkv(tape, width, bias=bias)
+        if recipe.kind == "lora":
+            self.qkv: Module = AdaptedQkv(tape, width, recipe, bias=bias)
         else:
-            self.qkv = make_linear(kind)(tape, "qkv", width, 3 * width, bias=bias)
-        self.out = make_linear(kind)(tape, "out", width, width, bias=bias)
+            self.qkv = recipe.linear(tape, "qkv", width, 3 * width, bias=bias)
+        self.out = recipe.linear(tape, "out", width, width, bias=bias)
         self.prompted = prompted
         if prompted:
             self.adapter_prompt = tape.setup.parameter(tape, "adapter_prompt", (PROMPT_ROWS, width))
@@ -158,12 +175,12 @@ class Attention(Module):
 class Mlp(Module):
     """Gated SiLU, or one GELU between two matrices."""
 
-    def __init__(self, tape: Tape, shape: Shape, kind: str) -> None:
+    def __init__(self, tape: Tape, shape: Shape, recipe: Recipe) -> None:
         super().__init__(tape, "mlp")
-        make, bias = make_linear(kind), not shape.llama
-        self.up = make(tape, "up", shape.hidden, shape.ffn, bias=bias)
-        self.gate = make(tape, "gate", shape.hidden, shape.ffn) if shape.llama else None
-        self.down = make(tape, "down", shape.ffn, shape.hidden, bias=bias)
+        bias = not shape.llama
+        self.up = recipe.linear(tape, "up", shape.hidden, shape.ffn, bias=bias)
+        self.gate = recipe.linear(tape, "gate", shape.hidden, shape.ffn, bias=False) if shape.llama else None
+        self.down = recipe.linear(tape, "down", shape.ffn, shape.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -174,14 +191,14 @@ class Mlp(Module):
 class Block(Module):
     """[B, S, H] -> [B, S, H]."""
 
-    def __init__(self, tape: Tape, shape: Shape, kind: str, *, prompted: bool) -> None:
+    def __init__(self, tape: Tape, shape: Shape, recipe: Recipe, *, prompted: bool) -> None:
         super().__init__(tape, "block")
         norm = Norm if shape.llama else LayerNorm
         self.llama = shape.llama
         self.attn_norm = norm(tape, "attn_norm", shape.hidden)
-        self.attn = Attention(tape, shape, kind, prompted=prompted)
+        self.attn = Attention(tape, shape, recipe, prompted=prompted)
         self.mlp_norm = None if shape.one_norm else norm(tape, "mlp_norm", shape.hidden)
-        self.mlp = Mlp(tape, shape, kind)
+        self.mlp = Mlp(tape, shape, recipe)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         normed = self.attn_norm(x)
@@ -196,12 +213,12 @@ class Block(Module):
 class Gpt(Module):
     """Tokens [B, S] -> logits of 128 tokens each."""
 
-    def __init__(self, tape: Tape, shape: Shape, seq: int, kind: str) -> None:
+    def __init__(self, tape: Tape, shape: Shape, seq: int, recipe: Recipe) -> None:
         super().__init__(tape)
-        self.head = make_linear(kind)(tape, "head", shape.hidden, shape.vocab, bias=shape.head_bias)
+        self.head = recipe.linear(tape, "head", shape.hidden, shape.vocab, bias=shape.head_bias)
         self.tokens = Embedding(tape, "tokens", shape.vocab, shape.hidden)
-        first = shape.layers if kind == "lora" else FIRST_PROMPTED
-        self.blocks = [Block(tape, shape, kind, prompted=at >= first) for at in range(shape.layers)]
+        first = shape.layers if recipe.kind == "lora" else FIRST_PROMPTED
+        self.blocks = [Block(tape, shape, recipe, prompted=at >= first) for at in range(shape.layers)]
         self.norm = (Norm if shape.llama else LayerNorm)(tape, "norm", shape.hidden)
         self.cos, self.sin = (tape.new("buffer", (seq, shape.rotary), "float16") for _ in range(2))
 
@@ -234,9 +251,10 @@ def mean_loss(logits: list[Tensor], labels: Tensor) -> Tensor:
     return ops.scale(ops.total(cat(losses)), "div")
 
 
-def finetune(tape: Tape, *, kind: str, model: str, batch: int, seq: int) -> Callable[[], object]:
-    """The iteration: bf16 weights, what `kind` (`lora`, `adapter`, `adapter-v2`) adds trained by AdamW."""
-    gpt = Gpt(tape, SHAPES[model], seq, kind)
+def finetune(tape: Tape, *, kind: str, model: str, batch: int, seq: int, quantised: str = "") -> Callable[[], object]:
+    """The iteration: weights in bf16, or linears in `nf4` or `nf4-dq`; what `kind` (`lora`, `adapter`, `adapter-v2`)
+    adds is trained by AdamW."""
+    gpt = Gpt(tape, SHAPES[model], seq, Recipe(kind, quantised))
     for parameter in tape.parameters:
         parameter.requires_grad = any(part in parameter.name for part in TRAINED[kind])
     trained = [parameter for parameter in tape.parameters if parameter.requires_grad]
@@ -245,7 +263,8 @@ def finetune(tape: Tape, *, kind: str, model: str, batch: int, seq: int) -> Call
 
     def step() -> None:
         logits = [to(part, "float32") for part in gpt(tokens)]
-        tape.backward(mean_loss(logits, labels))
+        loss = mean_loss(logits, labels)
+        tape.backward(loss)
         if not optimizers:
             optimizers.append(ForeachAdamW(tape, trained))
         optimizers[0].step()
