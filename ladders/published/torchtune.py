@@ -111,15 +111,22 @@ class Decoder(nn.Module):
         return [F.linear(part, self.tokens.weight) for part in h.chunk(chunks, dim=1)]
 
 
-def full_finetune(*, model: str, batch: int, seq: int, chunks: int = 0, recompute: bool = False) -> Callable[[], None]:
-    """The step: bf16 parameters, fused AdamW, one backward; `chunks` of the logits, 0 for the whole."""
+def full_finetune(
+    *, model: str, batch: int, seq: int, chunks: int = 0, recompute: bool = False, in_backward: bool = False
+) -> Callable[[], None]:
+    """The step: bf16 parameters, fused AdamW, one backward; `chunks` of the logits, 0 for the whole; `in_backward`
+    updates each parameter as soon as its gradient is there, which is then gone."""
     torch.set_default_dtype(torch.bfloat16)
     try:
         decoder = Decoder(**LLAMA_3_2[model], recompute=recompute)
     finally:
         torch.set_default_dtype(torch.float32)
-    optimizer = torch.optim.AdamW(decoder.parameters(), lr=2e-5, fused=True)
+    groups = [[parameter] for parameter in decoder.parameters()] if in_backward else [list(decoder.parameters())]
+    optimizers = [torch.optim.AdamW(group, lr=2e-5, fused=True) for group in groups]
     tokens, positions, labels = (torch.zeros(batch, seq, dtype=torch.long) for _ in range(3))
+    if in_backward:
+        for (parameter,), optimizer in zip(groups, optimizers, strict=True):
+            parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: update(optimizer))
 
     def loss() -> Tensor:
         logits = decoder(tokens, positions, chunks)
@@ -132,7 +139,13 @@ def full_finetune(*, model: str, batch: int, seq: int, chunks: int = 0, recomput
 
     def step() -> None:
         loss().backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in () if in_backward else optimizers:
+            update(optimizer)
 
     return step
+
+
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """One update, after which the gradients are gone."""
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -11,7 +11,7 @@ from memplan.estimate.modules import Embedding, Linear, Module
 from memplan.estimate.ops import add, mul
 from memplan.estimate.optimizers import FusedAdamW
 from memplan.estimate.products import cross_entropy, linear
-from memplan.estimate.tape import Tape, Tensor
+from memplan.estimate.tape import Parameter, Tape, Tensor
 from memplan.estimate.views import clone, flatten, narrow, squeeze, to, transpose, unflatten_last, view
 
 
@@ -114,12 +114,21 @@ class Decoder(Module):
 
 
 def full_finetune(
-    tape: Tape, *, model: str, batch: int, seq: int, chunks: int = 0, recompute: bool = False
+    tape: Tape,
+    *,
+    model: str,
+    batch: int,
+    seq: int,
+    chunks: int = 0,
+    recompute: bool = False,
+    in_backward: bool = False,
 ) -> Callable[[], object]:
-    """The step: bf16 parameters, fused AdamW, one backward; `chunks` of the logits, 0 for the whole."""
+    """The step: bf16 parameters, fused AdamW, one backward; `chunks` of the logits, 0 for the whole; `in_backward`
+    updates each parameter as soon as its gradient is there, which is then gone."""
     decoder = Decoder(tape, **LLAMA_3_2[model], recompute=recompute)
     optimizer = FusedAdamW(tape, tape.parameters)
     tokens, positions, labels = (tape.new("batch", (batch, seq), "int64") for _ in range(3))
+    tape.on_grad = drop if in_backward else None
 
     def loss() -> Tensor:
         logits = decoder(tokens, positions, chunks)
@@ -134,6 +143,11 @@ def full_finetune(
         tape.backward(loss())
         optimizer.step()
         for parameter in tape.parameters:
-            parameter.grad = None
+            drop(parameter)
 
     return step
+
+
+def drop(parameter: Parameter) -> None:
+    """Lets a gradient go."""
+    parameter.grad = None
