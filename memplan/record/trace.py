@@ -44,6 +44,12 @@ class PhaseTotals:
     """Largest allocated bytes plus freed blocks that wait for a stream."""
     reserved_bytes: int
     """Largest bytes held from the driver."""
+    op: str
+    """Op behind which most was allocated; empty where that was the beginning."""
+    module: str
+    """Module that the op belongs to."""
+    breakdown: MemoryBreakdown
+    """Bytes alive then; their sum is `allocated_bytes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +118,8 @@ class TraceReport:
     """Peaks by phase, in the order of a step."""
     static_bytes: int
     """Allocated bytes at the start: what stays between two steps."""
+    between: tuple[LiveTensor, ...]
+    """What is alive then, the largest first."""
     alive: tuple[LiveTensor, ...]
     """What is alive at the allocated peak, the largest first."""
     syncs: tuple[SyncPoint, ...] = ()

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from memplan.allocator.blocks import OutOfMemory as AllocatorOutOfMemory
 from memplan.record.memory import CATEGORIES, MemoryBreakdown
 from memplan.record.trace import LiveTensor, OutOfMemory, PhaseTotals, SyncPoint, Timeline, TraceReport
-from memplan.trace.allocator_blocks import OutOfMemory as AllocatorOutOfMemory
 from memplan.trace.events import Alloc, Sync, Trace
 
 
@@ -156,11 +156,7 @@ def report(
     """The answer sheet of a replay without limit; `limited` is the same trace under a card's capacity."""
     trace, at = found.trace, found.peaks.at
     alive = alive_at(found, at)
-    totals: Counter[str] = Counter()
-    for index in alive:
-        totals[trace.allocs[index].category] += found.block_bytes[index]
-    breakdown = MemoryBreakdown(**totals)
-    last = trace.allocs[trace.events[at]] if at >= found.start else None  # what was alive at the start has no op
+    last = op_at(found, at)
     return TraceReport(
         peak_allocated_bytes=found.peaks.allocated_bytes,
         peak_active_bytes=found.peaks.active_bytes,
@@ -168,21 +164,42 @@ def report(
         phase=phase_at(trace, max(at, found.start)),
         op="" if last is None else last.op,
         module="" if last is None else last.module,
-        breakdown=breakdown,
-        phases={
-            name: PhaseTotals(
-                allocated_bytes=peaks.allocated_bytes,
-                active_bytes=peaks.active_bytes,
-                reserved_bytes=peaks.reserved_bytes,
-            )
-            for name, peaks in found.phases.items()
-        },
+        breakdown=breakdown(found, alive),
+        phases={name: phase_totals(found, peaks) for name, peaks in found.phases.items()},
         static_bytes=found.start_bytes,
+        between=tuple(grouped(trace.allocs[index] for index in alive_at(found, found.start - 1))),
         alive=tuple(grouped(trace.allocs[index] for index in alive)),
         syncs=tuple(counted(syncs)),
         out_of_memory=None if limited is None else ran_out(limited),
         attention=attention or {},
     )
+
+
+def phase_totals(found: Replay, peaks: Peaks) -> PhaseTotals:
+    """The largest moments of a phase."""
+    last = op_at(found, peaks.at)
+    return PhaseTotals(
+        allocated_bytes=peaks.allocated_bytes,
+        active_bytes=peaks.active_bytes,
+        reserved_bytes=peaks.reserved_bytes,
+        op="" if last is None else last.op,
+        module="" if last is None else last.module,
+        breakdown=breakdown(found, alive_at(found, peaks.at)),
+    )
+
+
+def op_at(found: Replay, at: int) -> Alloc | None:
+    """What event `at` of the window begins; None where it lies before it or ends something."""
+    event = found.trace.events[at] if at >= found.start else -1
+    return found.trace.allocs[event] if event >= 0 else None
+
+
+def breakdown(found: Replay, alive: Sequence[int]) -> MemoryBreakdown:
+    """Bytes of some allocations by category, as the memory took them."""
+    totals: Counter[str] = Counter()
+    for index in alive:
+        totals[found.trace.allocs[index].category] += found.block_bytes[index]
+    return MemoryBreakdown(**totals)
 
 
 def timeline(found: Replay, *, num_points: int = 1500) -> Timeline:

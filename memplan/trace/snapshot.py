@@ -7,8 +7,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from memplan.allocator.caching import CachingAllocator
 from memplan.errors import MemplanError
-from memplan.trace.allocator import CachingAllocator
 from memplan.trace.events import Alloc, Trace
 
 

@@ -4,9 +4,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from memplan.allocator.caching import CachingAllocator
 from memplan.record.trace import LiveTensor, TraceReport
 from memplan.spec.device import CPU, DeviceSpec, card
-from memplan.trace.allocator import CachingAllocator
 from memplan.trace.conversion import replaced_parameters
 from memplan.trace.events import Trace, settle
 from memplan.trace.grouped_mm import grouped_products

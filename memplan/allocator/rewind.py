@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memplan.allocator.blocks import ALLOCATED, AWAITING_FREE, FREE, STATES, BlockInfo, SegmentInfo
+from memplan.allocator.config import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorConfig
 from memplan.errors import MemplanError
-from memplan.trace.allocator_blocks import ALLOCATED, AWAITING_FREE, FREE, STATES, BlockInfo, SegmentInfo
-from memplan.trace.allocator_config import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, AllocatorConfig
 
 _STATE_NAMES = {"active_pending_free": STATES[AWAITING_FREE]}
 """Names that other versions of torch use."""

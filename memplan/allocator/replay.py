@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.trace.allocator import CachingAllocator
-from memplan.trace.allocator_blocks import AWAITING_FREE, STATES, DeviceMemory, SegmentInfo
-from memplan.trace.allocator_config import AllocatorConfig
-from memplan.trace.allocator_rewind import device_segments, segments_before
+from memplan.allocator.blocks import AWAITING_FREE, STATES, DeviceMemory, SegmentInfo
+from memplan.allocator.caching import CachingAllocator
+from memplan.allocator.config import AllocatorConfig
+from memplan.allocator.rewind import device_segments, segments_before
 
 Range = tuple[int, int]
 """Address and bytes."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from memplan.trace.allocator import CachingAllocator
-from memplan.trace.allocator_blocks import DeviceMemory, OutOfMemory
-from memplan.trace.allocator_config import AllocatorConfig
+from memplan.allocator.blocks import DeviceMemory, OutOfMemory
+from memplan.allocator.caching import CachingAllocator
+from memplan.allocator.config import AllocatorConfig
 from memplan.units import MIB
 
 Step = tuple[str, int, int]

@@ -14,8 +14,7 @@ the context are not counted, and its addresses are made up. When a stream has pa
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from memplan.errors import MemplanError
-from memplan.trace.allocator_blocks import (
+from memplan.allocator.blocks import (
     ALLOCATED,
     AWAITING_FREE,
     FREE,
@@ -28,11 +27,12 @@ from memplan.trace.allocator_blocks import (
     Pool,
     SegmentInfo,
 )
-from memplan.trace.allocator_config import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorConfig
-from memplan.trace.allocator_expandable import take_block, unmap_block
-from memplan.trace.allocator_release import collect_garbage, release_oversize, release_segment
-from memplan.trace.allocator_search import choose
-from memplan.trace.allocator_snapshot import place_segment, segment_infos
+from memplan.allocator.config import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorConfig
+from memplan.allocator.expandable import take_block, unmap_block
+from memplan.allocator.release import collect_garbage, release_oversize, release_segment
+from memplan.allocator.search import choose
+from memplan.allocator.snapshot import place_segment, segment_infos
+from memplan.errors import MemplanError
 
 _NEVER = 1 << 62
 

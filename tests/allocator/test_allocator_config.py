@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.allocator.config import AllocatorConfig
 from memplan.errors import MemplanError
-from memplan.trace.allocator_config import AllocatorConfig
 from memplan.units import GIB, KIB, MIB
 
 DIVISIONS_SYMBOL = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig24roundup_power2_divisionsEm"

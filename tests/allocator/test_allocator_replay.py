@@ -22,9 +22,8 @@ from allocations import WHOLE_SIZES, Step, recorded, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.allocator.replay import replay_snapshot
 from memplan.errors import MemplanError
-from memplan.trace import allocator_blocks, allocator_config
-from memplan.trace.allocator_replay import replay_snapshot
 from memplan.units import MIB
 
 FOLDER = Path(os.environ["MEMPLAN_SNAPSHOTS"]) if "MEMPLAN_SNAPSHOTS" in os.environ else None
@@ -172,11 +171,11 @@ def test_its_own_history_from_the_middle(steps: list[Step], dropped: int) -> Non
 def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splitting large blocks down to 512 bytes, or small segments of 4 MiB: the history by hand shows both."""
     assert replay_snapshot(snapshot_by_hand()) == ()
-    monkeypatch.setattr(allocator_blocks, "SMALL_BYTES", 511)
+    monkeypatch.setattr("memplan.allocator.blocks.SMALL_BYTES", 511)
     (difference,) = replay_snapshot(snapshot_by_hand())
     assert "num_bytes=2621440, requested_bytes=2621440" in difference.modelled
     monkeypatch.undo()
-    monkeypatch.setattr(allocator_config, "SMALL_SEGMENT_BYTES", 4 * MIB)
+    monkeypatch.setattr("memplan.allocator.config.SMALL_SEGMENT_BYTES", 4 * MIB)
     (difference,) = replay_snapshot(snapshot_by_hand())
     assert difference.recorded == "taken: 2097152 bytes at 0x7f0004000000"
 

@@ -3,8 +3,8 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from memplan.allocator.config import MIN_BLOCK_BYTES, SMALL_BYTES
 from memplan.errors import MemplanError
-from memplan.trace.allocator_config import MIN_BLOCK_BYTES, SMALL_BYTES
 from memplan.units import format_bytes
 
 FREE, ALLOCATED, AWAITING_FREE, UNMAPPED = range(4)

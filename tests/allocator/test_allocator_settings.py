@@ -6,9 +6,9 @@ Sources are functions of c10/cuda/CUDACachingAllocator.cpp, torch 2.13.
 import pytest
 from allocations import check, sizes_mib
 
-from memplan.trace.allocator import CachingAllocator
-from memplan.trace.allocator_blocks import OutOfMemory
-from memplan.trace.allocator_config import AllocatorConfig
+from memplan.allocator.blocks import OutOfMemory
+from memplan.allocator.caching import CachingAllocator
+from memplan.allocator.config import AllocatorConfig
 from memplan.units import MIB
 
 

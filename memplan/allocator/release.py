@@ -5,8 +5,8 @@ Source: c10/cuda/CUDACachingAllocator.cpp, torch 2.13, in the functions named be
 
 from bisect import bisect_left
 
-from memplan.trace.allocator_blocks import KEY_SHIFT, Block, DeviceMemory, FreeList, Pool
-from memplan.trace.allocator_config import AllocatorConfig
+from memplan.allocator.blocks import KEY_SHIFT, Block, DeviceMemory, FreeList, Pool
+from memplan.allocator.config import AllocatorConfig
 
 
 def release_segment(block: Block, device: DeviceMemory) -> None:

@@ -8,10 +8,10 @@ from allocations import Player, SlowTwin, Step, check, sizes_mib, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.allocator.blocks import OutOfMemory
+from memplan.allocator.caching import CachingAllocator
+from memplan.allocator.config import AllocatorConfig
 from memplan.errors import MemplanError
-from memplan.trace.allocator import CachingAllocator
-from memplan.trace.allocator_blocks import OutOfMemory
-from memplan.trace.allocator_config import AllocatorConfig
 from memplan.units import MIB
 
 SETTINGS = (

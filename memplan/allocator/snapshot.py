@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from memplan.errors import MemplanError
-from memplan.trace.allocator_blocks import (
+from memplan.allocator.blocks import (
     FREE,
     STATES,
     UNMAPPED,
@@ -13,6 +12,7 @@ from memplan.trace.allocator_blocks import (
     FreeList,
     SegmentInfo,
 )
+from memplan.errors import MemplanError
 
 
 def segment_infos(blocks: Iterable[Block]) -> tuple[SegmentInfo, ...]:

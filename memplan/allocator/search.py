@@ -1,7 +1,7 @@
 """Which free block a request takes when settings change the best fit."""
 
-from memplan.trace.allocator_blocks import UNMAPPED, Block, FreeList
-from memplan.trace.allocator_config import AllocatorConfig
+from memplan.allocator.blocks import UNMAPPED, Block, FreeList
+from memplan.allocator.config import AllocatorConfig
 
 
 def choose(free: FreeList, index: int, num_bytes: int, config: AllocatorConfig) -> int:

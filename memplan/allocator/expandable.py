@@ -5,8 +5,8 @@ Source: Note [Expandable Segments] and the functions named below, c10/cuda/CUDAC
 
 from bisect import insort
 
-from memplan.trace.allocator_blocks import FREE, UNMAPPED, Block, DeviceMemory, FreeList, Pages
-from memplan.trace.allocator_config import SMALL_SEGMENT_BYTES, AllocatorConfig
+from memplan.allocator.blocks import FREE, UNMAPPED, Block, DeviceMemory, FreeList, Pages
+from memplan.allocator.config import SMALL_SEGMENT_BYTES, AllocatorConfig
 
 UNLIMITED_BYTES = 1 << 44
 """Virtual range of a segment on a card whose capacity is not given."""

@@ -1,0 +1,1 @@
+"""The CUDA caching allocator as a model over integers, and recorded histories that it is held against. No torch."""
