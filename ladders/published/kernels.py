@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from kernels_turns import turns
 from torch import Tensor, nn
 
 BF16 = torch.bfloat16
@@ -93,3 +94,46 @@ def rms_norm(*, width: int) -> Step:
     grad = torch.randn_like(x)
     x.requires_grad_(True)
     return lambda _other=other: norm(x).backward(grad, retain_graph=True)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding by two halves, cut in this order: backward takes the cuts in the reverse."""
+    products, half = x * cos, x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    return products + torch.cat((-second, first), dim=-1) * sin
+
+
+def rope(*, width: int, seq: int) -> Step:
+    """32 query and 8 key heads; the tables are made by a matmul in fp32."""
+    size = width // 32
+    frequencies = 1.0 / (10000.0 ** (torch.arange(0, size, 2, dtype=torch.int64).float() / size))
+    q, k = (torch.randn(1, seq, heads, size, dtype=BF16, requires_grad=True).transpose(1, 2) for heads in (32, 8))
+    dq, dk = torch.randn_like(q), torch.randn_like(k)
+    positions = torch.arange(seq).unsqueeze(0)
+    with torch.no_grad():
+        angles = (frequencies[None, :, None].float() @ positions[:, None, :].float()).transpose(1, 2)
+        angles = torch.cat((angles, angles), dim=-1)
+        cos, sin = angles.cos().to(BF16), angles.sin().to(BF16)
+    del angles
+
+    def step(_alive: tuple[Tensor, ...] = (frequencies, positions)) -> None:
+        outs = rotated(q, cos.unsqueeze(1), sin.unsqueeze(1)), rotated(k, cos.unsqueeze(1), sin.unsqueeze(1))
+        torch.autograd.grad(outs, (q, k), (dq, dk), allow_unused=True, retain_graph=True)
+
+    return step
+
+
+def softcapped_head(*, kind: str) -> Step:
+    """Cut Cross-Entropy's `baseline` (apple/ml-cross-entropy benchmark/__main__.py at af5f96a) on Gemma-2-2B's head:
+    8192 valid tokens, width 2304, 256000 words, logits capped at 30; what is run says `turns`."""
+    earlier_benchmarks()
+    x = torch.randn(8192, 2304, dtype=BF16, requires_grad=True)
+    weight = torch.randn(256000, 2304, dtype=BF16, requires_grad=True)
+    target = torch.randint(256000, (8192,))
+
+    def loss() -> Tensor:
+        logits = x @ weight.T
+        logits = torch.tanh(logits / 30.0) * 30.0
+        return F.cross_entropy(logits.float(), target)
+
+    return turns(kind, loss, Tensor.backward, (x, weight))

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+from kernels_turns import turns
+
 from memplan.estimate import ops, views
 from memplan.estimate.products import cross_entropy as loss_of
-from memplan.estimate.products import linear
+from memplan.estimate.products import linear, mm, workspace
 from memplan.estimate.tape import Parameter, Tape, Tensor
 
 Step = Callable[[], object]
@@ -79,3 +81,51 @@ def rms_norm(tape: Tape, *, width: int) -> Step:
         tape.backward(norm(), grad, retain=True)
 
     return step
+
+
+def rope_inputs(tape: Tape, width: int, seq: int) -> tuple[list[Parameter], list[Tensor], list[Tensor]]:
+    """Queries and keys of 32 and 8 heads; their gradients; bf16 tables, and what these were made of by a product that
+    took cuBLAS's memory."""
+    size = width // 32
+    frequencies = tape.new("frequencies", (size // 2,), "float32")
+    both = [leaf(tape, 1, heads, seq, size) for heads in (32, 8)]
+    grads = [tape.new("randn_like", x.shape, x.dtype) for x in both]
+    positions = tape.new("positions", (1, seq), "int64")
+    workspace(positions)
+    cos, sin = (tape.new("table", (1, seq, size), "bfloat16") for _ in range(2))
+    return both, grads, [cos, sin, frequencies, positions]
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding by two halves, cut in this order."""
+    products, half = ops.mul(x, cos), x.shape[-1] // 2
+    first, second = views.narrow(x, 3, half), views.narrow(x, 3, half)
+    return ops.add(products, ops.mul(views.cat((ops.neg(second), first)), sin))
+
+
+def rope(tape: Tape, *, width: int, seq: int) -> Step:
+    """32 query and 8 key heads; the gradients of both are asked for at once, and not kept."""
+    both, grads, (cos, sin, *others) = rope_inputs(tape, width, seq)
+
+    def step(_alive: list[Tensor] = others) -> None:
+        outs = [rotated(x, views.unsqueeze(cos, 1), views.unsqueeze(sin, 1)) for x in both]
+        node = tape.record("outputs", outs, lambda node, saved, seeds: [grad.alias() for grad in grads])
+        tape.backward(tape.link(node, outs[0].alias()), grads[0], retain=True)
+        for x in both:
+            x.grad = None
+
+    return step
+
+
+def softcapped_head(tape: Tape, *, kind: str) -> Step:
+    """Gemma-2-2B's head: 8192 tokens, width 2304, 256000 words, logits capped at 30; what is run says `turns`."""
+    earlier_benchmarks(tape)
+    x, weight = leaf(tape, 8192, 2304), leaf(tape, 256000, 2304)
+    target = tape.new("target", (8192,), "int64")
+
+    def loss() -> Tensor:
+        logits = mm(x, views.transpose(weight, 0, 1))
+        logits = ops.scale(ops.of_result("tanh", ops.scale(logits, "div")))
+        return loss_of(views.to(logits, "float32"), target)
+
+    return turns(kind, loss, tape.backward, (x, weight))

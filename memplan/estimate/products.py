@@ -28,8 +28,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows want a gradient."""
     x, weight = lowered(x), cast_weight(weight)
     bias = None if bias is None else cast_weight(bias)
+    turned = None if bias is not None else transpose(weight, 0, 1)  # before the rows: backward takes the rows first
     rows = x if len(x.shape) == 2 else flatten(x, 0, -2)
-    out = mm(rows, transpose(weight, 0, 1), bias)
+    out = mm(rows, transpose(weight, 0, 1) if turned is None else turned, bias)
+    del turned
     return out if len(x.shape) == 2 else view(out, *x.shape[:-1], out.shape[-1])
 
 
