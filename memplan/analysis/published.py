@@ -37,8 +37,8 @@ class PublishedPair:
         return error
 
     def holds(self, within_frac: float) -> bool:
-        """Whether the witness is within `within_frac` of the figure; of a compiled step's, not below it by more."""
-        if self.row.compiled:
+        """Whether the witness is within `within_frac` of the figure; an upper bound, not below it by more."""
+        if self.row.is_bounded:
             return self.error_frac >= -within_frac
         return abs(self.error_frac) <= within_frac
 
@@ -55,4 +55,4 @@ def peak_of(report: TraceReport, reads: str) -> int:
 
 def worst_first(pairs: Iterable[PublishedPair]) -> tuple[PublishedPair, ...]:
     """The pairs by the absolute error that judges each, the largest first; upper bounds behind all others."""
-    return tuple(sorted(pairs, key=lambda pair: (pair.row.compiled, -abs(pair.error_frac))))
+    return tuple(sorted(pairs, key=lambda pair: (pair.row.is_bounded, -abs(pair.error_frac))))

@@ -32,7 +32,7 @@ def percent(error: float) -> str:
 
 
 def published_table(pairs: Sequence[PublishedPair]) -> Table:
-    """One line a figure, in the order given; below, how well each witness does on eager steps."""
+    """One line a figure, in the order given; below, how well each witness does on exact rows."""
     rows = tuple(
         (
             pair.row.name,
@@ -43,22 +43,24 @@ def published_table(pairs: Sequence[PublishedPair]) -> Table:
             pair.traced_error_frac,
             pair.estimated_bytes,
             pair.estimated_error_frac,
-            "upper bound" if pair.row.compiled else "exact",
+            "upper bound" if pair.row.is_bounded else "exact",
             pair.row.source,
         )
         for pair in pairs
     )
-    eager = [pair for pair in pairs if not pair.row.compiled]
+    exact = [pair for pair in pairs if not pair.row.is_bounded]
     footer = [
-        f"{witness} of {len(told)} eager rows: largest error {percent(max(told))}, median {percent(median(told))}"
+        f"{witness} of {len(told)} exact rows: largest error {percent(max(told))}, median {percent(median(told))}"
         for witness, told in (
-            ("trace", absolute(pair.traced_error_frac for pair in eager)),
-            ("estimate", absolute(pair.estimated_error_frac for pair in eager)),
+            ("trace", absolute(pair.traced_error_frac for pair in exact)),
+            ("estimate", absolute(pair.estimated_error_frac for pair in exact)),
         )
         if told
     ]
     if any(pair.traced_bytes is None for pair in pairs):
         footer.append("rows without a trace are judged by the estimate")
-    if len(eager) < len(pairs):
+    if any(pair.row.compiled for pair in pairs):
         footer.append("an eager trace or estimate of a compiled step is an upper bound")
+    if any(pair.row.longest for pair in pairs):
+        footer.append("so is one with the longest samples where the source does not say how long they were")
     return Table(columns=COLUMNS, rows=rows, footer=tuple(footer))

@@ -30,6 +30,9 @@ class Published:
     """`first_step`, everything from the start of the process to the end of one step, or `steady`, a later step."""
     compiled: bool
     """Whether the step was compiled: an eager trace is then an upper bound."""
+    longest: bool
+    """Whether the source does not say how long the samples at the peak were: with the longest of all, a witness is an
+    upper bound too."""
     device: DeviceSpec
     """Card that it was measured on."""
     step: tuple[Path, str] | None
@@ -45,6 +48,11 @@ class Published:
     returns the step; None where there is none. Alone, it is judged by the estimate."""
     above_start: bool
     """Whether the figure leaves out what was alive when its window began."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a witness of it is an upper bound."""
+        return self.compiled or self.longest
 
     @property
     def traceable(self) -> bool:
@@ -79,6 +87,7 @@ class Published:
             reads=data["reads"],
             window=data["window"],
             compiled=data["compiled"],
+            longest=data["longest"],
             device=card(data["gpu"]),
             step=entry(path, "step", data["step"]) if data["step"] else None,
             arguments=data["arguments"],
@@ -102,6 +111,7 @@ KINDS: dict[str, type] = {
     "reads": str,
     "window": str,
     "compiled": bool,
+    "longest": bool,
     "gpu": str,
     "step": str,
     "arguments": dict,
@@ -113,6 +123,7 @@ DEFAULTS: dict[str, Any] = {
     "reads": "allocated",
     "window": "steady",
     "compiled": False,
+    "longest": False,
     "step": "",
     "arguments": {},
     "question": {},

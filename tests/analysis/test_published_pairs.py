@@ -11,7 +11,9 @@ from memplan.spec.device import card
 from memplan.spec.published import Published
 
 
-def pair(name: str, traced: int | None, estimated: int | None = None, *, compiled: bool = False) -> PublishedPair:
+def pair(
+    name: str, traced: int | None, estimated: int | None = None, *, compiled: bool = False, longest: bool = False
+) -> PublishedPair:
     row = Published(
         name=name,
         source="a page",
@@ -19,6 +21,7 @@ def pair(name: str, traced: int | None, estimated: int | None = None, *, compile
         reads="allocated",
         window="steady",
         compiled=compiled,
+        longest=longest,
         device=card("a100-80g"),
         step=(Path("step.py"), "make"),
         arguments={},
@@ -36,8 +39,8 @@ def test_errors_are_sorted_and_upper_bounds_come_last() -> None:
     assert pairs[0].estimated_error_frac == pytest.approx(0.1)
     assert pairs[1].estimated_error_frac is None
     text = render(published_table(pairs), "md")
-    assert "trace of 2 eager rows: largest error 2.00 %, median 1.05 %" in text
-    assert "estimate of 1 eager rows: largest error 10.00 %, median 10.00 %" in text
+    assert "trace of 2 exact rows: largest error 2.00 %, median 1.05 %" in text
+    assert "estimate of 1 exact rows: largest error 10.00 %, median 10.00 %" in text
     assert "upper bound" in text
 
 
@@ -47,9 +50,10 @@ def test_a_row_that_is_not_traced_is_judged_by_the_estimate() -> None:
     assert pairs[0].traced_error_frac is None
     assert [found.holds(0.02) for found in pairs] == [False, True, True]
     assert not pair("D", None, 970, compiled=True).holds(0.02)
+    assert pair("E", None, 1500, longest=True).holds(0.02)
     text = render(published_table(pairs), "md")
     assert "rows without a trace are judged by the estimate" in text
-    assert "trace of 1 eager rows: largest error 1.00 %" in text
+    assert "trace of 1 exact rows: largest error 1.00 %" in text
 
 
 def test_an_upper_bound_holds_above_the_figure_only() -> None:
