@@ -62,5 +62,5 @@ def published_table(pairs: Sequence[PublishedPair]) -> Table:
     if any(pair.row.compiled for pair in pairs):
         footer.append("an eager trace or estimate of a compiled step is an upper bound")
     if any(pair.row.longest for pair in pairs):
-        footer.append("so is one with the longest samples where the source does not say how long they were")
+        footer.append("one of the longest samples is an upper bound where the source does not say how long they were")
     return Table(columns=COLUMNS, rows=rows, footer=tuple(footer))
