@@ -226,6 +226,6 @@ def published(folders: Sequence[Path], *, say: Callable[[str], None]) -> "tuple[
     pairs = []
     for row in rows:
         say(row.name)
-        traced = peak_of(traced_published(row), row.reads) if row.traceable else None
+        traced = peak_of(traced_published(row), row) if row.traceable else None
         pairs.append(PublishedPair(row=row, traced_bytes=traced, estimated_bytes=estimated_published(row)))
     return worst_first(pairs)

@@ -37,20 +37,22 @@ class PublishedPair:
         return error
 
     def holds(self, within_frac: float) -> bool:
-        """Whether the witness is within `within_frac` of the figure; an upper bound, not below it by more."""
+        """Whether the witness is within `within_frac` of the figure, or prints as it; an upper bound, not below it by
+        more."""
+        within_frac = max(within_frac, self.row.rounding_bytes / self.row.figure_bytes)
         if self.row.is_bounded:
             return self.error_frac >= -within_frac
         return abs(self.error_frac) <= within_frac
 
 
-def peak_of(report: TraceReport, reads: str) -> int:
-    """The peak that a figure reads: `allocated`, `active` or `reserved`."""
+def peak_of(report: TraceReport, row: Published) -> int:
+    """The peak that a figure reads: `allocated`, `active` or `reserved`, less what was there before where it is so."""
     peaks = {
         "allocated": report.peak_allocated_bytes,
         "active": report.peak_active_bytes,
         "reserved": report.peak_reserved_bytes,
     }
-    return peaks[reads]
+    return peaks[row.reads] - report.static_bytes * row.above_start
 
 
 def worst_first(pairs: Iterable[PublishedPair]) -> tuple[PublishedPair, ...]:

@@ -1,5 +1,6 @@
 """A peak that somebody else measured and printed, with the step that made it. Comes from a TOML file."""
 
+import string
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ class Published:
     """Where it is printed."""
     figure_bytes: int
     """The figure."""
+    rounding_bytes: int
+    """Half of the last digit that was printed."""
     reads: str
     """Which peak it is: `allocated`, `active` or `reserved`."""
     window: str
@@ -84,6 +87,7 @@ class Published:
             name=path.stem,
             source=data["source"],
             figure_bytes=parse_bytes(data["figure"]),
+            rounding_bytes=rounding_of(data["figure"]),
             reads=data["reads"],
             window=data["window"],
             compiled=data["compiled"],
@@ -95,6 +99,13 @@ class Published:
             sizes=entry(path, "sizes", data["sizes"]) if data["sizes"] else None,
             above_start=data["above_start"],
         )
+
+
+def rounding_of(text: str) -> int:
+    """Bytes of half the last digit of a size as text; of `1.1MiB` those of 0.05 MiB, of plain bytes none."""
+    number = text.strip().rstrip(string.ascii_letters + " ")
+    _, _, decimals = number.partition(".")
+    return parse_bytes(text.replace(number, "1", 1)) // (2 * 10 ** len(decimals))
 
 
 def entry(path: Path, key: str, text: str) -> tuple[Path, str]:

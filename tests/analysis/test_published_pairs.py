@@ -12,12 +12,19 @@ from memplan.spec.published import Published
 
 
 def pair(
-    name: str, traced: int | None, estimated: int | None = None, *, compiled: bool = False, longest: bool = False
+    name: str,
+    traced: int | None,
+    estimated: int | None = None,
+    *,
+    compiled: bool = False,
+    longest: bool = False,
+    rounding: int = 0,
 ) -> PublishedPair:
     row = Published(
         name=name,
         source="a page",
         figure_bytes=1000,
+        rounding_bytes=rounding,
         reads="allocated",
         window="steady",
         compiled=compiled,
@@ -59,3 +66,12 @@ def test_a_row_that_is_not_traced_is_judged_by_the_estimate() -> None:
 def test_an_upper_bound_holds_above_the_figure_only() -> None:
     assert [pair("A", traced).holds(0.02) for traced in (979, 981, 1019, 1021)] == [False, True, True, False]
     assert [pair("A", traced, compiled=True).holds(0.02) for traced in (979, 981, 1500)] == [False, True, True]
+
+
+def test_a_witness_that_prints_as_the_figure_holds() -> None:
+    assert [pair("A", traced, rounding=50).holds(0.02) for traced in (949, 951, 1049, 1051)] == [
+        False,
+        True,
+        True,
+        False,
+    ]

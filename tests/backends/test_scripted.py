@@ -18,7 +18,7 @@ ROWS = [row for row in read_published(FOLDER) if row.step is not None]
 
 
 def pair(row: Published) -> PublishedPair:
-    return PublishedPair(row=row, traced_bytes=peak_of(trace_published(row), row.reads), estimated_bytes=None)
+    return PublishedPair(row=row, traced_bytes=peak_of(trace_published(row), row), estimated_bytes=None)
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.name in QUICK], ids=lambda row: row.name)
@@ -49,6 +49,19 @@ def test_the_first_step_has_no_gradients_to_add_to(tmp_path: Path) -> None:
         path.write_text(text.format(window) + "[arguments]\nwidth = 1024\n")
         peaks[window] = pair(Published.from_toml(path)).traced_bytes
     assert peaks["steady"] - peaks["first_step"] == 4 << 20  # the gradient of the step before
+
+
+def test_what_was_there_before_is_left_out_where_the_figure_leaves_it_out(tmp_path: Path) -> None:
+    (tmp_path / "step.py").write_text(
+        "import torch\ndef make():\n    weight = torch.zeros(1024, 1024)\n    return lambda: weight * 2\n"
+    )
+    text = 'source = "here"\nfigure = "4MiB"\ngpu = "a100-80g"\nstep = "step.py:make"\nabove_start = {}\n'
+    peaks = []
+    for above_start in ("false", "true"):
+        path = tmp_path / f"{above_start}.toml"
+        path.write_text(text.format(above_start))
+        peaks.append(pair(Published.from_toml(path)).traced_bytes)
+    assert peaks == [8 << 20, 4 << 20]
 
 
 def test_a_script_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ def test_a_figure_is_read_with_its_step(tmp_path: Path) -> None:
     assert read(tmp_path, WHOLE).question is None
 
 
+@pytest.mark.parametrize(("figure", "rounding"), [("1.1MiB", 52_428), ("4.82 GB", 5_000_000), ("1342309376", 0)])
+def test_a_figure_is_known_to_half_its_last_digit(tmp_path: Path, figure: str, rounding: int) -> None:
+    assert read(tmp_path, WHOLE.replace("4.82GB", figure)).rounding_bytes == rounding
+
+
 def test_a_question_is_step_enough(tmp_path: Path) -> None:
     row = read(tmp_path, WHOLE.replace("step =", "# step =") + '[question]\nmodel = "tiny"\nrungs = "B1c1"\n')
     assert row.step is None

@@ -80,3 +80,10 @@ def test_a_fused_loss_is_traced_to_its_last_digit_after_all_that_its_script_ran_
     row = Published.from_toml(FOLDER / "LK-015.toml")
     assert printed(row, traced_bytes(row, whole_script=True)) == printed(row, row.figure_bytes)
     assert row.figure_bytes - traced_bytes(row) == MIB // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["AO-017", "AO-019", "AO-021"])
+def test_a_compiled_vision_transformer_takes_what_the_eager_one_does(name: str) -> None:
+    row = Published.from_toml(FOLDER / f"{name}.toml")
+    assert traced_bytes(row) == pytest.approx(row.figure_bytes, rel=0.003)
