@@ -151,7 +151,7 @@ class _Leaf:
     """The end of a recomputed graph, which no gradient ever reaches."""
 
     dtypes: tuple[str, ...] = ()
-    edges: tuple[Any, ...] = ()
+    edges: tuple[Any, ...] | list[Any] = ()
 
 
 LEAF: Any = _Leaf()

@@ -3,6 +3,7 @@
 from typing import Any
 
 from memplan.estimate.bands import process_band, reserved_band
+from memplan.estimate.blocks import place
 from memplan.estimate.reading import alive_at, peak_bytes, phase_peaks, settle
 from memplan.estimate.step import write_forward, write_step
 from memplan.estimate.tape import Tape
@@ -16,6 +17,7 @@ STATIC = ("params", "buffers", "optimizer", "other")
 def estimate(run: RunSpec) -> Estimate:
     """What the formulas say about `run`; MemplanError where they know nothing of a part of it."""
     tape = write_step(run)
+    reserved_bytes = place(tape)
     settle(tape, run.model.decoder.vocab)
     phases = phase_peaks(tape)
     allocated = max(phase.breakdown.total_bytes for phase in phases)
@@ -39,7 +41,8 @@ def estimate(run: RunSpec) -> Estimate:
 
 
 def peak_of(run: RunSpec) -> Any:
-    """Allocated bytes at the peak of `run`; an array of them where its sizes are arrays."""
+    """Allocated bytes at the peak of `run`, blocks as large as what was asked for; an array of them where its sizes are
+    arrays."""
     return peak_bytes(write_step(run))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from memplan.estimate.blocks import Placing
 from memplan.estimate.setup import Setup
 from memplan.estimate.step import tape_of
 from memplan.estimate.tape import Tape
@@ -16,7 +17,8 @@ def peak_of_script(
     build: Script, arguments: dict[str, Any], device: DeviceSpec, *, steady: bool, above_start: bool = False
 ) -> int:
     """Allocated bytes at the peak of the step that `build` writes: of everything from the beginning through its first
-    call, or of a second call where it is to be `steady`; less what was alive before with `above_start`."""
+    call, or of a second call where it is to be `steady`. With `above_start` less what was alive before; who leaves that
+    out has run other things before, and the free blocks that those left are not known: none is larger than asked."""
     tape = tape_of(device)
     tape.setup = Setup(dtype="bfloat16", frozen=(), rank=0, adapted=(), lora_base="", computed="bfloat16", dropout=0.0)
     step = build(tape, **arguments)
@@ -25,6 +27,8 @@ def peak_of_script(
         if steady:
             start = len(tape.events)
         step()
+    if tape.rules == "cuda" and not above_start:
+        Placing(tape).follow(tape.events)
     return peak_since(tape, start, above_start=above_start)
 
 

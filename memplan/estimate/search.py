@@ -1,47 +1,101 @@
 """The largest batch and the longest sample that fit, by bisection over the estimate."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from memplan.estimate.peak import peak_of
+from memplan.estimate.blocks import place
+from memplan.estimate.reading import peak_bytes
+from memplan.estimate.step import write_step
+from memplan.estimate.tape import Tape
 from memplan.record.fit import SEQ_STEP
+from memplan.record.memory import Estimate
 from memplan.spec.model import CLASSIFIERS
 from memplan.spec.run import RunSpec
 
 
-def max_batch(run: RunSpec, gate_bytes: int, *, peak_bytes: int | None = None) -> int:
+def max_batch(run: RunSpec, gate_bytes: int, answer: Estimate | None = None) -> int:
     """The largest batch whose estimated peak is at or under `gate_bytes`, `run`'s chunks kept; 0 when none is.
 
-    With C chunks the batch is a multiple of C. `peak_bytes`: the peak of `run` itself, where it is known.
+    With C chunks the batch is a multiple of C. `answer`: what is known of `run` itself.
     """
-    chunks = run.step.chunks
-    near = run.step.batch // chunks
-    known = {} if peak_bytes is None else {near: peak_bytes}
-    return chunks * largest(
-        lambda micro_batch: peak_with(run, batch=micro_batch * chunks), gate_bytes, near=near, known=known
+    chunks, near = run.step.chunks, run.step.micro_batch
+    known: dict[float, int] = {}
+    rise_bytes = 0
+    if answer is not None:
+        known[near] = answer.peak_allocated_bytes
+        rise_bytes = answer.per_sample_bytes + answer.logits_per_sample_bytes
+    return chunks * within(
+        lambda micro_batch: with_size(run, batch=micro_batch * chunks),
+        gate_bytes,
+        known,
+        most=None,
+        near=near,
+        rise_bytes=rise_bytes,
     )
 
 
-def max_seq(run: RunSpec, gate_bytes: int, *, peak_bytes: int | None = None) -> int | None:
+def max_seq(run: RunSpec, gate_bytes: int, answer: Estimate | None = None) -> int | None:
     """The longest sample, a multiple of 64 tokens and no longer than the model takes, with which `run`'s batch stays at
-    or under `gate_bytes`; 0 when none does, None where no length is the user's to choose. `peak_bytes`: the peak of
-    `run` itself, where it is known."""
+    or under `gate_bytes`; 0 when none does, None where no length is the user's to choose. `answer`: what is known of
+    `run` itself."""
     if run.model.family in CLASSIFIERS:
         return None
-    first = run.model.image_tokens(run.step.images) // SEQ_STEP + 1
+    step, rise_bytes = run.step, 0.0
+    known: dict[float, int] = {}
+    first = run.model.image_tokens(step.images) // SEQ_STEP + 1
     most = run.model.decoder.max_positions // SEQ_STEP - first + 1
-    near = min(max(run.step.seq // SEQ_STEP - first + 1, 1), most)
-    known = {near: peak_bytes} if peak_bytes is not None and run.step.seq == (first + near - 1) * SEQ_STEP else {}
-    found = largest(
-        lambda count: peak_with(run, seq=(first + count - 1) * SEQ_STEP), gate_bytes, most=most, near=near, known=known
+    near: float = min(max(step.seq // SEQ_STEP - first + 1, 1), most)
+    if answer is not None:
+        own = step.seq / SEQ_STEP - first + 1
+        if 1 <= own <= most:
+            near, known[own] = own, answer.peak_allocated_bytes
+        rise_bytes = (answer.per_token_bytes + answer.logits_per_sample_bytes / step.seq) * SEQ_STEP * step.micro_batch
+    found = within(
+        lambda count: with_size(run, seq=(first + count - 1) * SEQ_STEP),
+        gate_bytes,
+        known,
+        most=most,
+        near=near,
+        rise_bytes=rise_bytes,
     )
     return (first + found - 1) * SEQ_STEP if found else 0
 
 
-def peak_with(run: RunSpec, **changes: Any) -> int:
-    """The peak of `run` with another size."""
-    return int(peak_of(dataclasses.replace(run, step=dataclasses.replace(run.step, **changes))))
+def with_size(run: RunSpec, **changes: Any) -> RunSpec:
+    """`run` with another size."""
+    return dataclasses.replace(run, step=dataclasses.replace(run.step, **changes))
+
+
+def within(
+    run_of: Callable[[int], RunSpec],
+    gate_bytes: int,
+    known: dict[float, int],
+    *,
+    most: int | None,
+    near: float,
+    rise_bytes: float,
+) -> int:
+    """The largest count whose run stays at or under `gate_bytes` with what the allocator leaves unsplit; 0 when none
+    does. `known`: such peaks by their counts.
+
+    Peaks without it come cheaper, and grow with the count: they lead to a count, which is then looked at.
+    """
+    peaks, room_bytes = dict(known), gate_bytes
+    tapes: dict[int, Tape] = {}
+
+    def peak(count: int) -> int:
+        tapes[count] = write_step(run_of(count))
+        return int(peak_bytes(tapes[count]))
+
+    while True:
+        found = largest(peak, room_bytes, most=most, near=near, known=peaks, rise_bytes=rise_bytes)
+        if found in tapes:
+            place(tapes[found])
+            known[found] = int(peak_bytes(tapes.pop(found)))
+        if not found or known[found] <= gate_bytes:
+            return found
+        room_bytes = gate_bytes - (known[found] - peaks[found])
 
 
 def largest(
@@ -49,21 +103,23 @@ def largest(
     gate_bytes: int,
     *,
     most: int | None = None,
-    near: int = 1,
-    known: Mapping[int, int] | None = None,
+    near: float = 1,
+    known: dict[Any, int] | None = None,
+    rise_bytes: float = 0,
 ) -> int:
     """The largest count from 1 to `most` whose peak is at or under `gate_bytes`, sought from `near` on; 0 when none is.
-    `known`: peaks by their counts.
+    `known`: peaks by their counts, to which those that were asked for are added. `near` may lie between two counts
+    where its peak is known. `rise_bytes`: what one more count is thought to add.
 
     More samples or tokens never need less memory (tests/estimate/test_search.py), and every moment grows linearly or
     faster, so that the peak is convex: a line through two counts that fit leads to one that fits no more or nearly,
     and the line between one that fits and one that does not to one that fits.
     """
-    peaks = dict(known or {})
+    peaks = {} if known is None else known
 
-    def at(count: int) -> int:
+    def at(count: float) -> int:
         if count not in peaks:
-            peaks[count] = peak(count)
+            peaks[count] = peak(int(count))
         return peaks[count]
 
     if most is not None and most < 1:
@@ -72,7 +128,10 @@ def largest(
         near = 1
     if at(near) > gate_bytes:
         return 0
-    low, high = near, near + 1
+    low: float = near
+    high = int(near) + max(1, int((gate_bytes - at(near)) / rise_bytes) if rise_bytes else 1)
+    if most is not None:
+        high = max(min(high, most), int(near) + 1)
     while (most is None or high <= most) and at(high) <= gate_bytes:
         slope = (at(high) - at(low)) / (high - low)
         step = int((gate_bytes - at(high)) / slope) + 1 if slope else high
@@ -81,14 +140,14 @@ def largest(
         if at(most) <= gate_bytes:
             return most
         high = most
-    while high - low > 1:
+    while high - int(low) > 1:
         rise = at(high) - at(low)
-        middle = low + int((gate_bytes - at(low)) / rise * (high - low)) if rise else low
-        middle = min(max(middle, low + 1), high - 1)
+        middle = int(low + (gate_bytes - at(low)) / rise * (high - low)) if rise else int(low)
+        middle = min(max(middle, int(low) + 1), high - 1)
         if at(middle) > gate_bytes:
             high = middle
         elif at(middle + 1) > gate_bytes:
             return middle
         else:
             low = middle + 1 if middle + 1 < high else middle
-    return low
+    return int(low)

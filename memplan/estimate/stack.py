@@ -101,9 +101,18 @@ class Stack:
 def more(tape: Tape, alloc: Alloc, copies: int) -> Storage:
     """`copies` more of `alloc`."""
     index = len(tape.allocs)
-    other = Alloc(alloc.num_bytes * copies, alloc.op, alloc.part, alloc.phase, alloc.shape, alloc.dtype)
-    other.category, other.copies = alloc.category, alloc.copies * copies
-    tape.allocs.append(other)
+    tape.allocs.append(
+        Alloc(
+            alloc.num_bytes * copies,
+            alloc.op,
+            alloc.part,
+            alloc.phase,
+            alloc.shape,
+            alloc.dtype,
+            alloc.category,
+            alloc.copies * copies,
+        )
+    )
     tape.events.append(index)
     return Storage(tape, index)
 

@@ -105,11 +105,8 @@ class Tape:
     def allocate(self, op: str, shape: Shape, dtype: str, *, category: str = "", copies: int = 1) -> Storage:
         """Memory for `copies` tensors of `shape`."""
         num_bytes = self.rounded(math.prod(shape) * ELEMENT_BYTES[dtype]) * copies
-        alloc = Alloc(num_bytes, op, self.part, self.phase, shape, dtype)
-        alloc.category = category
-        alloc.copies = copies
         index = len(self.allocs)
-        self.allocs.append(alloc)
+        self.allocs.append(Alloc(num_bytes, op, self.part, self.phase, shape, dtype, category, copies))
         self.events.append(index)
         return Storage(self, index)
 
@@ -160,10 +157,10 @@ class Tape:
         """The node of an op on `inputs` that saves `saves`; None where nothing asks for gradients."""
         if not self.grad_enabled:
             return None
-        edges = tuple(
+        edges = [
             None if t is None or not t.requires_grad else ((t, 0) if t.node is None else (t.node, t.slot))
             for t in inputs
-        )
+        ]
         if not any(edges):
             return None
         self._seq += 1

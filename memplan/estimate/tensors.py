@@ -20,7 +20,17 @@ class Alloc:
 
     __slots__ = ("category", "copies", "died", "dtype", "num_bytes", "op", "part", "phase", "shape")
 
-    def __init__(self, num_bytes: int, op: str, part: str, phase: str, shape: Shape, dtype: str) -> None:
+    def __init__(
+        self,
+        num_bytes: int,
+        op: str,
+        part: str,
+        phase: str,
+        shape: Shape,
+        dtype: str,
+        category: str = "",
+        copies: int = 1,
+    ) -> None:
         self.num_bytes = num_bytes
         """Bytes as the allocator counts them, of all its copies."""
         self.op = op
@@ -29,11 +39,11 @@ class Alloc:
         self.phase = phase
         self.shape = shape
         self.dtype = dtype
-        self.category = ""
+        self.category = category
         """Empty until settled."""
         self.died = ""
         """Phase in which it ended, empty while it lives."""
-        self.copies = 1
+        self.copies = copies
         """Equal storages that it stands for."""
 
 
@@ -97,12 +107,8 @@ class Tensor:
 
     def alias(self, shape: Shape | None = None, *, dense: bool | None = None) -> "Tensor":
         """The same memory under `shape`, without history."""
-        other = Tensor(
-            self.storage,
-            self.shape if shape is None else shape,
-            self.dtype,
-            dense=self.dense if dense is None else dense,
-        )
+        other = Tensor(self.storage, self.shape if shape is None else shape, self.dtype)
+        other.dense = self.dense if dense is None else dense
         other.is_view = shape is not None or self.is_view
         other.place = self.place
         return other
@@ -133,7 +139,7 @@ class Node:
     __slots__ = ("backward", "dtypes", "edges", "info", "name", "part", "saved", "seq")
 
     def __init__(
-        self, name: str, seq: int, edges: tuple[Any, ...], saved: list[Any], backward: Backward, info: Any, part: str
+        self, name: str, seq: int, edges: list[Any], saved: list[Any], backward: Backward, info: Any, part: str
     ) -> None:
         self.name = name
         self.seq = seq

@@ -105,7 +105,8 @@ def rounding_of(text: str) -> int:
     """Bytes of half the last digit of a size as text; of `1.1MiB` those of 0.05 MiB, of plain bytes none."""
     number = text.strip().rstrip(string.ascii_letters + " ")
     _, _, decimals = number.partition(".")
-    return parse_bytes(text.replace(number, "1", 1)) // (2 * 10 ** len(decimals))
+    digits: int = 10 ** len(decimals)
+    return parse_bytes(text.replace(number, "1", 1)) // (2 * digits)
 
 
 def entry(path: Path, key: str, text: str) -> tuple[Path, str]:
