@@ -32,13 +32,17 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     from memplan.estimate.search import max_batch, max_seq
 
     run = one_run(question, device, verb="estimate")
+    if run.model.impl == "user":
+        from memplan.api_module import estimate_module
+
+        return estimate_module(run, question.gate_bytes)
     answer = estimated(run)
     limit_bytes = limit_of(question, device)
     if limit_bytes is None:
         nothing = Fit(gate_bytes=None, limit_bytes=None, fits=None, max_batch=None, max_batch_unchunked=None)
         return answer, nothing
     peak_bytes = answer.peak_allocated_bytes
-    largest = max_batch(run, limit_bytes, peak_bytes=peak_bytes)
+    largest = max_batch(run, limit_bytes, answer)
     one_chunk = dataclasses.replace(run, step=dataclasses.replace(run.step, chunks=1))
     return answer, Fit(
         gate_bytes=question.gate_bytes,
@@ -46,7 +50,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         fits=fits(peak_bytes, limit_bytes, gate=question.gate_bytes is not None),
         max_batch=largest,
         max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes),
-        max_seq=max_seq(run, limit_bytes, peak_bytes=peak_bytes),
+        max_seq=max_seq(run, limit_bytes, answer),
     )
 
 
@@ -54,7 +58,12 @@ def explain_estimate(question: Ladder, device: DeviceSpec) -> tuple[tuple["Formu
     """The formula of each line of the peak of the one rung of `question`, and what its letters stand for."""
     from memplan.estimate.explain import explain as lines_of
 
-    return lines_of(one_run(question, device, verb="estimate"))
+    run = one_run(question, device, verb="estimate")
+    if run.model.impl == "user":
+        from memplan.api_module import explain_module
+
+        return explain_module(run)
+    return lines_of(run)
 
 
 def sweep(question: Ladder, device: DeviceSpec, axes: Sequence[str]) -> tuple[list[dict[str, Any]], RunSpec]:
@@ -67,6 +76,10 @@ def sweep(question: Ladder, device: DeviceSpec, axes: Sequence[str]) -> tuple[li
     found = dict(parse_axis(text) for text in axes)
     if len(found) < len(axes):
         raise MemplanError("The sweep names a lever twice.", "Type its values in one: --sweep batch=1:8,16,32.")
+    if run.model.impl == "user":
+        from memplan.api_module import sweep_module
+
+        return sweep_module(run, found), run
     return list(swept(run, found)), run
 
 

@@ -28,13 +28,10 @@ def estimate(
     """Say by formulas what a step needs: static memory, what a sample adds, the peak of each phase, what fits."""
     if method not in ("formulas", "trace"):
         raise MemplanError(f"Unknown method {method!r}.", "Type --method formulas or --method trace.")
-    if method == "formulas" and ":" in (step["model"] or "") and not sweep and not explain:
-        say(["No formula knows a model of your own: its states are counted and its activations traced."])
-        method = "trace"
     if method == "trace":
         trace(**step, gpu=gpu, device=device, gate=gate, plot=None, entry=None, output=output)
         return
-    from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table
+    from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table, witnesses
     from memplan.report.render import check_form, render
 
     check_form(output)
@@ -44,12 +41,12 @@ def estimate(
         from memplan.report.sweep_table import sweep_table
 
         rows, run = api.sweep(question, on, sweep)
-        say(assumptions(run, given.keys() | typed(gpu=gpu).keys()))
-        limit_bytes = api.limit_of(question, on)
-        show(render(sweep_table(rows, limit_bytes=limit_bytes, title=f"{run.model.name} on {on.name}"), output))
+        say([*witnesses(run), *assumptions(run, given.keys() | typed(gpu=gpu).keys())])
+        title = f"{run.model.name} on {on.name}"
+        show(render(sweep_table(rows, limit_bytes=api.limit_of(question, on), title=title, run=run), output))
         return
     answer, fit = api.estimate(question, on)
-    say(assumptions(answer.run, given.keys() | typed(gpu=gpu).keys()))
+    say([*witnesses(answer.run), *assumptions(answer.run, given.keys() | typed(gpu=gpu).keys())])
     if explain:
         from memplan.report.formula_table import formula_table
 

@@ -3,13 +3,19 @@
 from memplan.errors import MemplanError, near_names
 
 ELEMENT_BYTES = {
+    "complex128": 16,
+    "complex64": 8,
     "float64": 8,
     "float32": 4,
     "bfloat16": 2,
     "float16": 2,
     "int64": 8,
     "int32": 4,
+    "int16": 2,
+    "int8": 1,
     "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
     "bool": 1,
 }
 

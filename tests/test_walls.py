@@ -27,7 +27,9 @@ ALLOWED = {
     "analysis": BASE | {"spec", "record"},
     "report": BASE | {"spec", "record", "analysis"},
     "api_ladder": BASE | {"spec", "record", "models", "backends", "launch", "ladder", "estimate", "analysis"},
-    "api": BASE | {"spec", "record", "models", "step", "trace", "backends", "ladder", "estimate", "analysis"},
+    "api": BASE
+    | {"spec", "record", "models", "step", "trace", "backends", "ladder", "estimate", "analysis", "api_module"},
+    "api_module": BASE | {"spec", "record", "backends", "estimate"},
     "api_reports": BASE | {"record", "analysis"},
     "cli": BASE | {"cli_io", "cli_options", "cli_typer", "cli_ask", "cli_ladder", "cli_reports"},
     "cli_typer": BASE | {"cli_options"},
@@ -67,6 +69,7 @@ TORCH_FREE = (
     "memplan.report.trace_page",
     "memplan.api",
     "memplan.api_ladder",
+    "memplan.api_module",
     "memplan.api_reports",
     "memplan.report.compare_table",
     "memplan.report.history_page",

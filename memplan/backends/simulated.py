@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from memplan.backends.fewer import Fewer, fewer_blocks
 from memplan.backends.listening import listened, on_host
+from memplan.backends.own_code import errors_told
+from memplan.backends.stand_in import SizesOf, stand_in, with_sgd
 from memplan.errors import MemplanError
 from memplan.record.trace import TracedRun, TracedSteps, TraceReport
 from memplan.spec.device import DeviceSpec
 from memplan.spec.run import RunSpec
 from memplan.step.sharding import fake_world
-from memplan.trace.events import Sync, Trace, settle
-from memplan.trace.frames import raised_at
+from memplan.trace.events import Alloc, Sync, Trace, settle
 from memplan.trace.known import KnownValues
 from memplan.trace.replay import Replay, alive_at, replay, report, timeline
 from memplan.trace.tracing import Tracing, new_memory
@@ -26,20 +27,22 @@ from memplan.trace.tracing import Tracing, new_memory
 COMPILED = "blocks are traced eagerly: an upper bound of the compiled step"
 
 
-def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
-    """What `run` needs on its device, without it; with `grow_blocks` False every block is traced.
+def simulate(run: RunSpec, *, grow_blocks: bool = True, sizes_of: SizesOf | None = None) -> TracedRun:
+    """What `run` needs on its device, without it; with `grow_blocks` False every block is traced. Where `sizes_of` says
+    what the optimizer keeps and makes, it is stood in for.
 
     A compiled step is traced eagerly, which is an upper bound: the answer's note says so.
     """
     if run.step.compile == "on":
         eager = dataclasses.replace(run, step=dataclasses.replace(run.step, compile="off"))
-        return dataclasses.replace(simulate(eager, grow_blocks=grow_blocks), run=run, note=COMPILED)
+        answer = simulate(eager, grow_blocks=grow_blocks, sizes_of=sizes_of)
+        return dataclasses.replace(answer, run=run, note=COMPILED)
     few = fewer_blocks(run) if grow_blocks else Fewer(run=run)
-    story = trace_steps(few.run)
+    story = trace_steps(few.run, sizes_of)
     few = few.named(story.block_paths)
     trace = few.grown(story.trace)
     if trace is None:
-        return simulate(run, grow_blocks=False)
+        return simulate(run, grow_blocks=False, sizes_of=sizes_of)
     settle(trace)
     start = trace.marks[story.num_marks].at
     attention = attention_calls(trace, start)
@@ -57,35 +60,20 @@ def simulate(run: RunSpec, *, grow_blocks: bool = True) -> TracedRun:
 
 def simulate_entry(make_step: Callable[[], Callable[[], object]], device: DeviceSpec) -> TracedSteps:
     """What a step of anybody's needs on `device`: `make_step` builds and returns it, and it is called twice."""
-    with Tracing(device, frames=False) as tracing:
-        try:
-            step = make_step()
-            if not callable(step):
-                raise MemplanError(
-                    f"make_step returned {type(step).__name__}, which cannot be called.", "Let it return the step."
-                )
-            tracing.reset_peak()
-            first_start = len(tracing.trace.events)
-            step()
-            tracing.reset_peak()
-            start, num_syncs = len(tracing.trace.events), len(tracing.trace.syncs)
-            step()
-        except MemplanError:
-            raise
-        except Exception as error:
-            first_line = (str(error).splitlines() or [""])[0].rstrip(".")
+    with Tracing(device, frames=False) as tracing, errors_told("The step"):
+        step = make_step()
+        if not callable(step):
             raise MemplanError(
-                f"The step raised {type(error).__name__} at {raised_at(error)}: {first_line}.", advice_on(error)
-            ) from error
+                f"make_step returned {type(step).__name__}, which cannot be called.", "Let it return the step."
+            )
+        tracing.reset_peak()
+        first_start = len(tracing.trace.events)
+        step()
+        tracing.reset_peak()
+        start, num_syncs = len(tracing.trace.events), len(tracing.trace.syncs)
+        step()
     settle(tracing.trace)
     return two_steps(tracing.trace, device, first_start, start, num_syncs, attention_calls(tracing.trace, start))
-
-
-def advice_on(error: Exception) -> str:
-    """What to type instead, where the reason is plain."""
-    if "cuda" in str(error).lower():
-        return 'Leave .cuda() and device="cuda" out: inside a trace every tensor stands for one on the card.'
-    return "It runs on fake CPU tensors; try it on real ones with a small model first."
 
 
 def two_steps(
@@ -120,12 +108,17 @@ def kept_per_sample(run: RunSpec) -> int:
     return alive_after_forward(run, 2) - alive_after_forward(run, 1)
 
 
-def alive_after_forward(run: RunSpec, samples: int, *, grow_blocks: bool = True) -> int:
+def alive_after_forward(run: RunSpec, samples: int) -> int:
     """Bytes of activations, logits and what else a forward over `samples` leaves alive, every block counted."""
+    return sum(alloc.num_bytes for alloc in forward_leaves(run, samples))
+
+
+def forward_leaves(run: RunSpec, samples: int, *, grow_blocks: bool = True) -> list[Alloc]:
+    """What a forward over `samples` makes and leaves alive."""
     asked = dataclasses.replace(run, step=dataclasses.replace(run.step, batch=samples, chunks=1, compile="off"))
     few = fewer_blocks(asked) if grow_blocks else Fewer(run=asked)
     tracing = Tracing(run.device, frames=False, guess_phases=False)
-    with fake_world(run.step.world), tracing, known_values(few.run, tracing):
+    with fake_world(run.step.world), tracing, known_values(few.run, tracing), users_errors(run):
         step = listened(few.run, tracing)
         tracing.mark("forward")
         loss = step.chunk_loss(step.batch, tracing.mark)
@@ -133,11 +126,11 @@ def alive_after_forward(run: RunSpec, samples: int, *, grow_blocks: bool = True)
     del loss
     trace = few.named(step.model.block_paths).grown(tracing.trace)
     if trace is None:
-        return alive_after_forward(run, samples, grow_blocks=False)
+        return forward_leaves(run, samples, grow_blocks=False)
     start = trace.marks[0].at
     alive = set(alive_at(replay(trace, new_memory(run.device)), len(trace.events) - 1))
     made = {event for event in trace.events[start:] if event >= 0}
-    return sum(trace.allocs[index].num_bytes for index in alive & made)
+    return [trace.allocs[index] for index in alive & made]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +153,14 @@ class Story:
     """What the step does instead of what was asked for."""
 
 
-def trace_steps(run: RunSpec) -> Story:
+def trace_steps(run: RunSpec, sizes_of: SizesOf | None = None) -> Story:
     """The story of building `run`'s step and taking it twice."""
+    run = run if sizes_of is None else with_sgd(run)
     tracing = Tracing(run.device, frames=False, logits_width=run.model.decoder.vocab, guess_phases=False)
-    with fake_world(run.step.world), tracing, known_values(run, tracing):
+    with fake_world(run.step.world), tracing, known_values(run, tracing), users_errors(run):
         step = listened(run, tracing)
+        if sizes_of is not None:
+            stand_in(step, sizes_of)
         step(tracing.mark)
         marks, syncs = len(tracing.trace.marks), len(tracing.trace.syncs)
         step(tracing.mark)
@@ -182,6 +178,11 @@ def trace_steps(run: RunSpec) -> Story:
 def known_values(run: RunSpec, tracing: Tracing) -> AbstractContextManager[object]:
     """Values beside fake tensors where a model of transformers picks rows by them."""
     return KnownValues(tracing.recorder) if run.model.impl == "hf" and run.step.images else nullcontext()
+
+
+def users_errors(run: RunSpec) -> AbstractContextManager[object]:
+    """A place in which what a user's module raises is told."""
+    return errors_told(run.model.name) if run.model.impl == "user" else nullcontext()
 
 
 ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention(?!.*backward)")

@@ -36,8 +36,12 @@ def reserved_band(allocated_bytes: int, device: DeviceSpec) -> Band:
 
 
 def process_band(allocated_bytes: int, device: DeviceSpec, *, world: int) -> Band:
+    """What the driver reports for the process at a peak of `allocated_bytes`."""
+    return process_of(reserved_band(allocated_bytes, device), device, world=world)
+
+
+def process_of(reserved: Band, device: DeviceSpec, *, world: int) -> Band:
     """What the driver reports for the process: reserved segments and the context beside them."""
-    reserved = reserved_band(allocated_bytes, device)
     if device.rules == "cpu":
         return Band(
             low_bytes=reserved.low_bytes,

@@ -26,10 +26,21 @@ def load_entry(entry: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and not module_name.startswith(error.name):
-            raise  # the module is there; something that it imports is not
+            raise not_imported(module_name, error) from error  # it is there; something that it imports is not
         raise MemplanError(f"There is no module {module_name!r} here.", EXAMPLE) from None
+    except Exception as error:
+        raise not_imported(module_name, error) from error
     found = getattr(module, name, None)
     if not callable(found):
         names = [known for known, value in vars(module).items() if callable(value) and not known.startswith("_")]
         raise MemplanError(f"{module_name} has no function {name!r}.", near_names(name, names))
     return found
+
+
+def not_imported(module_name: str, error: Exception) -> MemplanError:
+    """The sentence for a module that raises when it is imported."""
+    first_line = (str(error).splitlines() or [""])[0].rstrip(".")
+    return MemplanError(
+        f"Importing {module_name!r} raised {type(error).__name__}: {first_line}.",
+        f"Try: python -c 'import {module_name}'",
+    )

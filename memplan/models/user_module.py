@@ -21,6 +21,11 @@ class UserModel(Trainable):
         for option, value, usual in (("attention", attention, "sdpa"), ("norm", norm, "eager")):
             if value != usual:
                 raise MemplanError(f"{spec.name} decides on its {option} by itself.", f"Leave --{option} out.")
+        if spec.frozen:
+            raise MemplanError(
+                f"Nobody knows which parameters of {spec.name} are its {spec.frozen[0]}.",
+                "Leave --freeze out and let it freeze them: parameter.requires_grad_(False).",
+            )
         module = load_entry(spec.config)()
         if not isinstance(module, nn.Module):
             raise MemplanError(

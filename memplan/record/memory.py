@@ -98,6 +98,10 @@ class Estimate:
     """Most that offloaded tensors take of the host's memory at once, as its allocator rounds it."""
     managed_bytes: int = 0
     """Paged optimizer state in unified memory, which the driver moves between host and card."""
+    traced: bool = False
+    """Whether all but the states is the trace's, of a model whose forward no formula knows."""
+    notes: tuple[str, ...] = ()
+    """What was done instead of what was asked for, and where the witnesses do not agree."""
 
     @property
     def per_token_bytes(self) -> float:
@@ -114,12 +118,22 @@ class Estimate:
         """Allocated bytes at the peak."""
         return self.peak.breakdown.total_bytes
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """Who says what, by the keys of the JSON form: `formula`, or `traced`; of what is static by category."""
+        rest = "traced" if self.traced else "formula"
+        by_formula = dict.fromkeys(("params", "static.params", "static.buffers", "static.optimizer"), "formula")
+        keys = ("static.comm", "static.other", "peak", "breakdown", "phases", "per_sample_bytes", "per_token_bytes",
+                "per_chunk_bytes", "logits_per_sample_bytes", "host_bytes")  # fmt: skip
+        return by_formula | {"managed_bytes": "formula"} | dict.fromkeys(keys, rest)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form that scripts may rely on; gate and largest batch are added by whoever asks for them."""
         step = self.run.step
         return {
             "schema_version": SCHEMA_VERSION,
-            "source": "estimated",
+            "source": "traced" if self.traced else "estimated",
+            "sources": self.sources,
             "model": self.run.model.name,
             "run_id": self.run.run_id,
             "params": {
@@ -132,7 +146,9 @@ class Estimate:
             "peak": {
                 "allocated_bytes": self.peak_allocated_bytes,
                 "active_bytes": self.peak_allocated_bytes,  # one stream: no freed block waits for another
-                "reserved_bytes": None,  # a band, since no formula says what the allocator holds beyond them
+                "reserved_bytes": self.reserved.low_bytes
+                if self.traced
+                else None,  # a band, where formulas fence it in
                 "reserved": dataclasses.asdict(self.reserved),
                 "process": dataclasses.asdict(self.process),
                 "phase": self.peak.phase,
@@ -148,10 +164,12 @@ class Estimate:
                 for phase in self.phases
             },
             "static_bytes": self.static.total_bytes,
+            "static": self.static.to_dict(),
             "per_sample_bytes": self.per_sample_bytes,
             "per_token_bytes": self.per_token_bytes,
             "per_chunk_bytes": self.per_chunk_bytes,
             "logits_per_sample_bytes": self.logits_per_sample_bytes,
             "host_bytes": self.host_bytes,
             "managed_bytes": self.managed_bytes,
+            "notes": list(self.notes),
         }

@@ -37,6 +37,13 @@ def estimate_page(estimate: Estimate, fit: Fit) -> str:
     )
 
 
+def witnesses(run: RunSpec) -> list[str]:
+    """A line that says whose numbers an estimate of `run` is made of, where they are not the formulas' alone."""
+    if run.model.impl != "user":
+        return []
+    return [f"No formula knows the forward of {run.model.name}: states by formula, activations and peaks by trace."]
+
+
 def assumptions(run: RunSpec, given: set[str]) -> list[str]:
     """Lines that say what nobody asked for and was filled in from the model, and what its configuration leaves open;
     none when everything was given."""
@@ -79,29 +86,38 @@ def phase_table(estimate: Estimate) -> Table:
 def _heading(estimate: Estimate) -> str:
     step, model = estimate.run.step, estimate.run.model
     counts = f"{estimate.params_total:,} parameters, {estimate.params_trainable:,} train"
-    return f"{model.name} ({counts})\nestimated for {estimate.run.device.name}: {step_line(step)}"
+    witness = "states by formula, the rest traced" if estimate.traced else "estimated"
+    lines = [f"{model.name} ({counts})", f"{witness} for {estimate.run.device.name}: {step_line(step)}"]
+    return "\n".join([*lines, *estimate.notes])
 
 
 def _static_table(estimate: Estimate) -> Table:
     columns = (
         Column(key="what", header="what", align="left"),
         Column(key="bytes", header="size", text=format_bytes),
+        Column(key="source", header="by", align="left", hide_empty=True),
     )
+    sources, traced = estimate.sources, "traced" if estimate.traced else None
     rows: list[tuple[Any, ...]] = [
-        (f"{name} (static)", size) for name, size in estimate.static.to_dict().items() if size
+        (f"{name} (static)", size, traced and sources.get(f"static.{name}"))
+        for name, size in estimate.static.to_dict().items()
+        if size
     ]
-    rows.append(("static together, between two steps", estimate.static.total_bytes))
-    rows.append(("saved for backward by one sample of a chunk", estimate.per_sample_bytes))
+    rows.append(("static together, between two steps", estimate.static.total_bytes, None))
+    rows.append(("saved for backward by one sample of a chunk", estimate.per_sample_bytes, traced))
+    if estimate.traced:
+        rows.append(("the same by one token, on average", round(estimate.per_token_bytes), traced))
     if estimate.per_chunk_bytes:
-        rows.append(("copies of weights kept by a chunk, whatever its samples", estimate.per_chunk_bytes))
-    rows.append(("log-probabilities kept by one sample of a chunk", estimate.logits_per_sample_bytes))
+        rows.append(("copies of weights kept by a chunk, whatever its samples", estimate.per_chunk_bytes, traced))
+    rows.append(("log-probabilities kept by one sample of a chunk", estimate.logits_per_sample_bytes, traced))
     return Table(columns=columns, rows=tuple(rows))
 
 
 def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
     step, device = estimate.run.step, estimate.run.device
     lines = [
-        f"peak: {format_bytes(estimate.peak_allocated_bytes)} allocated, in {estimate.peak.phase}",
+        f"peak: {format_bytes(estimate.peak_allocated_bytes)} allocated, in {estimate.peak.phase}"
+        + ", traced" * estimate.traced,
         f"reserved: {_band(estimate.reserved)}",
         f"process: {_band(estimate.process)}",
     ]
@@ -115,7 +131,9 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
     room_bytes = fit.limit_bytes - estimate.peak_allocated_bytes
     verdict = {
         True: f"fits, {format_bytes(room_bytes)} to spare",
-        False: f"does not fit, {format_bytes(-room_bytes)} over",
+        False: f"does not fit, {format_bytes(-room_bytes)} over"
+        if room_bytes < 0
+        else "does not fit: fragments leave no room for what it asks for at its peak",
         None: f"may not fit: {format_bytes(room_bytes)} to spare is less than fragments usually take; memplan trace "
         "replays the allocator",
     }[fit.fits]
@@ -127,7 +145,7 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
         largest += f", {fit.max_batch_unchunked or 'none fits'} in 1"
     if fit.max_seq is not None:
         largest += f"; longest sample at this batch: {f'{fit.max_seq:,} tokens' if fit.max_seq else 'none fits'}"
-    return [*lines, largest]
+    return [*lines, largest + "; each traced, and the next" * estimate.traced]
 
 
 def _band(band: Band) -> str:

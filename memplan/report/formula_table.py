@@ -29,5 +29,6 @@ def formula_table(answer: Estimate, lines: Sequence[FormulaLine], letters: Mappi
             f"with {values}",
             f"together {format_bytes(sum(line.num_bytes for line in lines))} in {answer.peak.phase}, at "
             f"{answer.peak.moment}; each tensor rounded up as the allocator rounds",
+            *(["states by formula; what says traced was found by tracing the step"] if answer.traced else []),
         ),
     )

@@ -4,17 +4,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from memplan.report.table import Column, Table
+from memplan.spec import RunSpec
 from memplan.units import format_bytes
 
 
-def sweep_table(swept: Iterable[dict[str, Any]], *, limit_bytes: int | None, title: str) -> Table:
-    """A row for each configuration: the levers that were swept, the estimated peak, and whether it fits."""
+def sweep_table(swept: Iterable[dict[str, Any]], *, limit_bytes: int | None, title: str, run: RunSpec) -> Table:
+    """A row for each configuration of `run`: the levers that were swept, the peak, and whether it fits."""
+    witness = "traced" if run.model.impl == "user" else "estimated"
     found = [row | fitting(row["peak_allocated_bytes"], limit_bytes) for row in swept]
     names = [name for name in found[0] if name not in ("peak_allocated_bytes", "fits")]
     numbers = ("batch", "chunks", "seq")
     columns = (
         *(Column(key=name, header=name, align="right" if name in numbers else "left") for name in names),
-        Column(key="peak_allocated_bytes", header="estimated peak", text=format_bytes),
+        Column(key="peak_allocated_bytes", header=f"{witness} peak", text=format_bytes),
         Column(key="fits", header="fits", align="left", text=lambda fits: "yes" if fits else "no", hide_empty=True),
     )
     keys = [column.key for column in columns]
