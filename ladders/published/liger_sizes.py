@@ -12,7 +12,6 @@ from kernels_sizes import earlier_benchmarks, leaf, rope_inputs
 
 from memplan.estimate import views
 from memplan.estimate.products import linear, mm
-from memplan.estimate.reductions import sum_over_rows
 from memplan.estimate.tape import Node, Parameter, Tape, Tensor
 
 Step = Callable[[], object]
@@ -131,7 +130,7 @@ def liger_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
         x, weight, _ = saved
         of_each_row = tape.new("empty_like", x.shape, weight.dtype)
-        return [grads[0].alias(x.shape), sum_over_rows(of_each_row)]
+        return [grads[0].alias(x.shape), views.sum_to(of_each_row, weight.shape)]
 
     out, root = tape.new("empty", x.shape, x.dtype), tape.new("empty", x.shape[:1], "float32")
     node = tape.record("LigerRMSNorm", (x, weight), backward, (x, weight, root))

@@ -48,7 +48,7 @@ def mm(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         of_rows = None if right is None else tape.make("mm", (shapes[0], grad.dtype))
         of_matrix = None if left is None else tape.make("mm", (shapes[1], grad.dtype))
         del left, right  # the engine sums when the op has returned
-        of_bias = tape.new("sum", shapes[2], grad.dtype) if len(node.edges) > 2 and node.edges[2] is not None else None
+        of_bias = sum_to(grad, shapes[2]) if len(node.edges) > 2 and node.edges[2] is not None else None
         return [of_rows, of_matrix, of_bias]
 
     inputs = (rows, matrix) if bias is None else (rows, matrix, bias)

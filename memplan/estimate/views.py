@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from memplan.estimate.reductions import inside_sum
 from memplan.estimate.tape import Node, Parameter, Shape, Tensor
 
 LOW = ("bfloat16", "float16")
@@ -75,7 +76,9 @@ def sum_to(grad: Tensor, shape: Shape) -> Tensor:
     """`grad` summed over the dimensions that `shape` broadcast."""
     if same(grad.shape, shape):
         return grad
-    return grad.tape.new("sum", shape, grad.dtype)
+    out = grad.tape.new("sum", shape, grad.dtype)
+    inside_sum(grad, shape)
+    return out
 
 
 def as_inputs(made: list[Any], inputs: Sequence[tuple[Shape, str]]) -> list[Any]:

@@ -86,4 +86,4 @@ def test_a_fused_loss_is_traced_to_its_last_digit_after_all_that_its_script_ran_
 @pytest.mark.parametrize("name", ["AO-017", "AO-019", "AO-021"])
 def test_a_compiled_vision_transformer_takes_what_the_eager_one_does(name: str) -> None:
     row = Published.from_toml(FOLDER / f"{name}.toml")
-    assert traced_bytes(row) == pytest.approx(row.figure_bytes, rel=0.003)
+    assert traced_bytes(row) == pytest.approx(row.figure_bytes, rel=0.006)

@@ -39,6 +39,11 @@ class Generation:
         return self.major, self.minor
 
     @property
+    def threads_per_sm(self) -> int:
+        """Threads that a multiprocessor holds. Source: CUDA C++ Programming Guide, as for shared memory."""
+        return 1536 if self.capability in ((8, 6), (8, 9), (12, 0)) else 2048
+
+    @property
     def sm(self) -> str:
         """`sm90`, `sm120`: the compute capability as torch writes it."""
         return f"sm{self.major}{self.minor}"

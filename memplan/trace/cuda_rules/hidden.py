@@ -8,7 +8,8 @@ Known limits: the temporary storage of cub's sorts and sums is not counted (it i
 same op come). cuDNN's attention asks its own library for a workspace whose size torch does not know beforehand. The
 memory-efficient backward with a head size above 128, or above 64 on a card with 99 KiB of shared memory, splits the
 keys by a measure of occupancy; one split is counted, which is the least. A small table that many indices read
-(a few thousand rows) may have its gradient summed by atomics instead, which takes less than is counted.
+(a few thousand rows) may have its gradient summed by atomics instead, which takes less than is counted. Of reductions
+sums over the first dimensions alone are counted; others take as much where they leave few outputs of many inputs.
 """
 
 from collections.abc import Callable
@@ -147,6 +148,12 @@ ENTRIES: tuple[Entry, ...] = (
         what="partial sums of the weight's gradient",
         source=f"{_CUDA}/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel, {_TORCH}",
         blocks=hidden_ops.rms_norm_backward,
+    ),
+    Entry(
+        op="sum",
+        what="partial sums over rows, as of the gradient of a bias",
+        source=f"{_CUDA}/Reduce.cuh, setReduceConfig and ReduceConfig::global_memory_size, {_TORCH}",
+        blocks=hidden_ops.sum_over_rows,
     ),
 )
 """Every op of which hidden memory is known."""

@@ -232,3 +232,30 @@ def _norm_backward(
     blocks = min(64 * 1024 // 2 // ceil(width / 32), ceil(num_rows / 32))
     names = ("dgamma_blocks", "dbeta_blocks")[:sums]
     return (*copies, *(Block(name, blocks * width * weight.itemsize) for name in names))
+
+
+def sum_over_rows(generation: Generation, x: Any, dims: Sequence[int] | None = None, *_: Any, **__: Any) -> Blocks:
+    """Partial sums of thread blocks that share an output, and counters of those that are done, where the first
+    dimensions of a dense tensor are summed: as many sums a block as if all outputs were those of its threads."""
+    num_dims = len(x.shape)
+    gone = sorted(dim % num_dims for dim in dims or ())
+    if not gone or gone != list(range(len(gone))) or len(gone) == num_dims or not x.is_contiguous():
+        return ()
+    rows, width = prod(x.shape[: len(gone)]), prod(x.shape[len(gone) :])
+    vector = 4 if width % 4 == 0 else 2 if width % 2 == 0 else 1
+    threads = 512 // vector
+    across, down = min(threads, _power(width // vector)), min(threads, _power(rows))
+    height = min(down, threads // min(across, 32))
+    across = min(across, threads // height)
+    per_thread, grid = ceil(rows / height), ceil(width // vector / across)
+    target = generation.num_sms * (generation.threads_per_sm // (across * height))
+    blocks = max(min(ceil(target / grid), ceil(per_thread / 16)), ceil(per_thread / 256))
+    if per_thread < 256 or grid > target or blocks == 1:
+        return ()
+    item = max(x.itemsize, 4)
+    return Block("buffer", item * width * blocks * across * vector), Block("semaphores", 4 * grid)
+
+
+def _power(value: int) -> int:
+    """The largest power of two up to `value`."""
+    return 1 << value.bit_length() - 1
