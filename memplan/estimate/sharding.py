@@ -179,5 +179,5 @@ def share(one: Parameter, shape: Shape, dtype: str, *, copies: int | None = None
         component=one.component,
         copies=one.copies if copies is None else copies,
     )
-    mine.requires_grad = one.requires_grad
+    mine.requires_grad, mine.idle = one.requires_grad, one.idle
     return mine

@@ -1,17 +1,18 @@
-"""Rows of what `memplan estimate -o json` or `-o jsonl` printed, so that predictions are compared as ladders are."""
+"""Rows of what `memplan estimate` or `memplan trace` printed with `-o json` or `-o jsonl`, so that predictions are
+compared as ladders are."""
 
 import json
 from typing import Any
 
 from memplan.record.memory import SCHEMA_VERSION
 
-SOURCE = "estimated"
-"""Source of such a row, and of what it is made of."""
+SOURCES = {"estimated": "estimated", "traced": "simulated"}
+"""Source of such a row by that of what it is made of: a traced peak is that of a rung on a device that is not there."""
 
 
 def is_estimate(data: dict[str, Any]) -> bool:
     """Whether a JSON object is an estimate's, and no row's."""
-    return data.get("source") == SOURCE and "rung" not in data and "peak" in data
+    return data.get("source") in SOURCES and "rung" not in data and "peak" in data
 
 
 def estimated_row(data: dict[str, Any]) -> dict[str, Any]:
@@ -23,10 +24,11 @@ def estimated_row(data: dict[str, Any]) -> dict[str, Any]:
             "rung": f"B{step['batch']}c{step['chunks']}@{step['ckpt']}",
             "run_id": data["run_id"],
             "status": "ok",
-            "source": SOURCE,
+            "source": SOURCES[data["source"]],
             "model": data["model"],
             "step": step,
             "peak_allocated_bytes": peak["allocated_bytes"],
+            "peak_reserved_bytes": peak.get("reserved_bytes"),
             "phase_peaks": {name: phase["allocated_bytes"] for name, phase in data.get("phases", {}).items()},
             "breakdown": data.get("breakdown", {}),
             "gate_bytes": data.get("gate_bytes"),

@@ -40,7 +40,8 @@ class DdpSharding(Sharding):
         idle = sum(param.grad is None for param in self.params) if last and torch.is_grad_enabled() else 0
         if idle:
             raise MemplanError(
-                f"{idle} parameters get no gradient, and DDP waits for them.", "Freeze what is not used: --freeze."
+                f"{idle} parameters get no gradient, and DDP waits for them.",
+                "Freeze what is not used: --freeze, or requires_grad_(False) in a module of your own.",
             )
 
 
