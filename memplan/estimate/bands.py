@@ -1,5 +1,7 @@
 """What the allocator and the driver hold beyond allocated bytes: bands, since the order of requests decides."""
 
+import dataclasses
+
 from memplan.record.memory import Band
 from memplan.spec.device import DeviceSpec
 from memplan.units import MIB
@@ -23,35 +25,30 @@ def fits(allocated_bytes: int, limit_bytes: int, *, gate: bool) -> bool | None:
     return True if gate or allocated_bytes * USUAL_RESERVED_PERCENT <= limit_bytes * 100 else None
 
 
-def reserved_band(allocated_bytes: int, device: DeviceSpec) -> Band:
-    """Segments held at a peak of `allocated_bytes`; exactly those bytes on the CPU, which has no caching allocator."""
+def reserved_band(allocated_bytes: int, device: DeviceSpec, likely_bytes: int) -> Band:
+    """Segments held at a peak of `allocated_bytes`, of which a model of the allocator says `likely_bytes`; exactly the
+    allocated bytes on the CPU, which has no caching allocator."""
     if device.rules == "cpu":
-        return Band(low_bytes=allocated_bytes, high_bytes=allocated_bytes, reason="the CPU's allocator keeps nothing")
+        reason = "the CPU's allocator keeps nothing"
+        return Band(low_bytes=allocated_bytes, high_bytes=allocated_bytes, likely_bytes=allocated_bytes, reason=reason)
     return Band(
         low_bytes=-(-allocated_bytes // SEGMENT_BYTES) * SEGMENT_BYTES,
-        high_bytes=allocated_bytes * MOST_RESERVED_PERCENT // 100,
-        reason="freed blocks that no later request fits stay reserved: published steps hold up to 37 % more than is "
-        "allocated, and more where shapes change; trace replays the allocator and says how much",
+        high_bytes=max(allocated_bytes * MOST_RESERVED_PERCENT // 100, likely_bytes),
+        likely_bytes=likely_bytes,
+        reason="by a model of the allocator; freed blocks that no later request fits stay reserved: published steps hold "
+        "up to 37 % more than is allocated, and more where shapes change",
     )
-
-
-def process_band(allocated_bytes: int, device: DeviceSpec, *, world: int) -> Band:
-    """What the driver reports for the process at a peak of `allocated_bytes`."""
-    return process_of(reserved_band(allocated_bytes, device), device, world=world)
 
 
 def process_of(reserved: Band, device: DeviceSpec, *, world: int) -> Band:
     """What the driver reports for the process: reserved segments and the context beside them."""
     if device.rules == "cpu":
-        return Band(
-            low_bytes=reserved.low_bytes,
-            high_bytes=reserved.high_bytes,
-            reason="Python's and torch's own memory comes on top",
-        )
+        return dataclasses.replace(reserved, reason="Python's and torch's own memory comes on top")
     beside = f"CUDA's context of {device.name} as others have seen it" if device.context_bytes else "no known context"
     comm = "; NCCL's buffers are left out" if world > 1 else ""
     return Band(
         low_bytes=reserved.low_bytes + device.context_bytes,
         high_bytes=reserved.high_bytes + device.context_bytes,
+        likely_bytes=None if reserved.likely_bytes is None else reserved.likely_bytes + device.context_bytes,
         reason=f"reserved and {beside}{comm}",
     )

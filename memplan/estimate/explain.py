@@ -7,6 +7,7 @@ from typing import Any
 
 from memplan.dtypes import ELEMENT_BYTES
 from memplan.estimate.batch import Sizes
+from memplan.estimate.blocks import place
 from memplan.estimate.families import config_of
 from memplan.estimate.reading import alive_at, largest, settle
 from memplan.estimate.step import write_step
@@ -26,6 +27,10 @@ CONFIG_LETTERS = {
 """Letter of each number of a model, as in `spec.model`; `Fe` is the width of one expert."""
 
 
+UNSPLIT = "blocks that the allocator does not split"
+"""What they hold beyond what was asked for."""
+
+
 class Config(str):
     """A configuration's JSON, beside which its numbers stand as letters."""
 
@@ -38,19 +43,25 @@ def explain(run: RunSpec) -> tuple[tuple[FormulaLine, ...], dict[str, int]]:
     micro, seq = Letters.of(run.step.micro_batch, "B"), Letters.of(run.step.seq, "S")
     sizes = Sizes(batch=micro * run.step.chunks, micro_batch=micro, seq=seq)
     tape = write_step(lettered, sizes)
+    asked = [int(alloc.num_bytes) for alloc in tape.allocs]
+    place(tape)
     settle(tape, run.model.decoder.vocab)
     event, _ = max(largest(tape).values(), key=lambda found: found[1])
     groups: dict[tuple[str, str, str, str], list[int]] = {}
+    unsplit_bytes = 0
     for index in alive_at(tape, event):
         alloc = tape.allocs[index]
+        unsplit_bytes += int(alloc.num_bytes) - asked[index]
         formula = f"{ELEMENT_BYTES[alloc.dtype]} * {text(math.prod(alloc.shape))}"
         group = groups.setdefault((alloc.category, alloc.part, alloc.op, formula), [0, 0])
         group[0] += alloc.copies
-        group[1] += int(alloc.num_bytes)
+        group[1] += asked[index]
     lines = [
         FormulaLine(category=category, part=part, op=op, count=count, formula=formula, num_bytes=num_bytes)
         for (category, part, op, formula), (count, num_bytes) in groups.items()
     ]
+    if unsplit_bytes:
+        lines.append(FormulaLine(category="other", part="", op=UNSPLIT, count=1, formula="", num_bytes=unsplit_bytes))
     lines.sort(key=lambda line: (-line.num_bytes, line.part, line.op))
     return tuple(lines), letters | {"B": run.step.micro_batch, "S": run.step.seq}
 

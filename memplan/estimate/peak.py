@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memplan.estimate.bands import process_band, reserved_band
+from memplan.estimate.bands import process_of, reserved_band
 from memplan.estimate.blocks import place
 from memplan.estimate.reading import alive_at, peak_bytes, phase_peaks, settle
 from memplan.estimate.step import write_forward, write_step
@@ -20,7 +20,8 @@ def estimate(run: RunSpec) -> Estimate:
     reserved_bytes = place(tape)
     settle(tape, run.model.decoder.vocab)
     phases = phase_peaks(tape)
-    allocated = max(phase.breakdown.total_bytes for phase in phases)
+    allocated_bytes = max(phase.breakdown.total_bytes for phase in phases)
+    reserved = reserved_band(allocated_bytes, run.device, reserved_bytes)
     kept = [kept_by(run, samples) for samples in (1, 2)]
     per_sample, logits = (kept[1][i] - kept[0][i] for i in (0, 1))
     return Estimate(
@@ -33,8 +34,8 @@ def estimate(run: RunSpec) -> Estimate:
         per_sample_bytes=per_sample,
         per_chunk_bytes=kept[0][0] - per_sample,
         logits_per_sample_bytes=logits,
-        reserved=reserved_band(allocated, run.device),
-        process=process_band(allocated, run.device, world=run.step.world),
+        reserved=reserved,
+        process=process_of(reserved, run.device, world=run.step.world),
         host_bytes=tape.peak_host_bytes,
         managed_bytes=tape.managed_bytes,
     )

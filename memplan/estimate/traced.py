@@ -29,7 +29,8 @@ def traced_estimate(
     keep, head and loss apart and theirs."""
     larger, steady = larger_step(found), found.steps.steady
     per_sample, logits = (kept[1][part] - kept[0][part] for part in (0, 1))
-    reserved = Band(low_bytes=larger.peak_reserved_bytes, high_bytes=larger.peak_reserved_bytes, reason=REPLAYED)
+    reserved_bytes = larger.peak_reserved_bytes
+    reserved = Band(low_bytes=reserved_bytes, high_bytes=reserved_bytes, likely_bytes=reserved_bytes, reason=REPLAYED)
     return Estimate(
         run=run,
         params_total=found.params_total,

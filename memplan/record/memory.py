@@ -64,6 +64,8 @@ class Band:
     """Least."""
     high_bytes: int
     """Most that is on record."""
+    likely_bytes: int | None
+    """What a model of the allocator says, where there is one."""
     reason: str
     """Why it is no single number."""
 
@@ -146,9 +148,7 @@ class Estimate:
             "peak": {
                 "allocated_bytes": self.peak_allocated_bytes,
                 "active_bytes": self.peak_allocated_bytes,  # one stream: no freed block waits for another
-                "reserved_bytes": self.reserved.low_bytes
-                if self.traced
-                else None,  # a band, where formulas fence it in
+                "reserved_bytes": self.reserved.likely_bytes,
                 "reserved": dataclasses.asdict(self.reserved),
                 "process": dataclasses.asdict(self.process),
                 "phase": self.peak.phase,

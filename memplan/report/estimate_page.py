@@ -150,7 +150,10 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
 
 def _band(band: Band) -> str:
     low, high = format_bytes(band.low_bytes), format_bytes(band.high_bytes)
-    return f"{low if low == high else f'{low} to {high}'} ({band.reason})"
+    if low == high:
+        return f"{low} ({band.reason})"
+    likely = "" if band.likely_bytes is None else f"about {format_bytes(band.likely_bytes)}, "
+    return f"{likely}{low} to {high} ({band.reason})"
 
 
 def _size(num_bytes: int) -> str:
