@@ -33,8 +33,9 @@ def module_facts(run: RunSpec) -> ModuleFacts:
             if one.requires_grad:
                 listen: Any = one.register_post_accumulate_grad_hook
                 listen(lambda parameter: reached.add(id(parameter)))
-        step.accumulate()
         model = step.model
+        parameters, buffers = list(model.named_parameters()), list(model.named_buffers())  # before it makes more
+        step.accumulate()
         taken = {id(one) for one in matrices(model, alone.step)}
         assert model.vocab is not None
         return ModuleFacts(
@@ -47,9 +48,9 @@ def module_facts(run: RunSpec) -> ModuleFacts:
                     idle=one.requires_grad and id(one) not in reached,
                     matrix=id(one) in taken,
                 )
-                for name, one in model.named_parameters()
+                for name, one in parameters
             ),
-            buffers=tuple(held(model, name, one) for name, one in model.named_buffers()),
+            buffers=tuple(held(model, name, one) for name, one in buffers),
             vocab=model.vocab,
             embedding=next((one.weight.numel() for one in model.modules() if isinstance(one, nn.Embedding)), 0),
             max_seq=longest(model),

@@ -14,7 +14,7 @@ from memplan.estimate.traced import sum_of
 from memplan.models.registry import model_spec
 from memplan.record import Estimate, Fit
 from memplan.record.trace import TracedRun
-from memplan.report.estimate_page import estimate_json, estimate_page
+from memplan.report.estimate_page import estimate_json, estimate_page, witnesses
 from memplan.spec import DeviceSpec, Ladder, RunSpec, StepSpec
 from memplan.spec.device import CPU, card
 from memplan.units import MIB, format_exact_bytes
@@ -55,6 +55,10 @@ class Net(nn.Module):
 
 def make():
     return Net()
+
+
+def frozen():
+    return Net().requires_grad_(False)
 
 
 def plain():
@@ -163,6 +167,7 @@ def test_the_peak_is_the_traces_and_the_largest_batch_was_traced() -> None:
     peaks = [traced(run_on(card("h100-80g"), batch=fit.max_batch + more, seq=64)).steps.needed_bytes for more in (0, 1)]
     assert peaks[0] <= gate_bytes < peaks[1]
     assert fit.max_seq and fit.max_seq % 64 == 0
+    assert [line for line in witnesses(answer.run) if "states by formula" in line]
     page, row = estimate_page(answer, fit), estimate_json(answer, fit)
     assert "params (static)" in page and "formula" in page and "traced" in page
     assert (row["source"], row["sources"]["static.optimizer"], row["sources"]["peak"]) == (
@@ -212,6 +217,7 @@ def test_a_sweep_traces_each_configuration() -> None:
         ({"model": "mynet:gone"}, "mynet has no function 'gone'"),
         ({"model": "broken:make"}, "Importing 'broken' raised ModuleNotFoundError: No module named 'nothing_of"),
         ({"model": "mynet:short", "seq": 512}, r"mynet:short raised ValueError at mynet\.py:\d+: no more than 256"),
+        ({"model": "mynet:frozen"}, "No parameter trains"),
         ({"freeze": "embedding"}, "Nobody knows which parameters of mynet:make are its embedding"),
         ({"lora": "4@nf4"}, "A base in nf4 runs kernels that a trace cannot.* Type --lora 4"),
     ],
