@@ -17,12 +17,14 @@ USUAL_RESERVED_PERCENT = 111
 Published: Megatron-Bridge's cards, 102 to 111; Llama-3.1-8B over 8 H100 at 72.4 GiB allocated ran out of 78.5."""
 
 
-def fits(allocated_bytes: int, limit_bytes: int, *, gate: bool) -> bool | None:
-    """Whether a peak stays at or under a limit; None where it does, but by less than a card's fragments usually take.
-    A gate is held against allocated bytes and leaves nothing open."""
+def fits(allocated_bytes: int, limit_bytes: int, *, gate: bool, likely_bytes: int | None = None) -> bool | None:
+    """Whether a peak stays at or under a limit; None where it does, but by less than a card's fragments usually take, or
+    than they take by the model of the allocator, which reserves `likely_bytes`. A gate is held against allocated bytes
+    and leaves nothing open."""
     if allocated_bytes > limit_bytes:
         return False
-    return True if gate or allocated_bytes * USUAL_RESERVED_PERCENT <= limit_bytes * 100 else None
+    usual = allocated_bytes * USUAL_RESERVED_PERCENT <= limit_bytes * 100
+    return True if gate or (usual and (likely_bytes or 0) <= limit_bytes) else None
 
 
 def reserved_band(allocated_bytes: int, device: DeviceSpec, likely_bytes: int) -> Band:

@@ -23,8 +23,10 @@ CONFIG_LETTERS = {
     "hidden_size": "H", "num_attention_heads": "A", "num_key_value_heads": "K", "head_dim": "D",
     "intermediate_size": "F", "vocab_size": "V", "n_embd": "H", "n_head": "A", "n_inner": "F",
     "num_experts": "E", "num_local_experts": "E", "n_routed_experts": "E", "moe_intermediate_size": "Fe",
+    "q_lora_rank": "Rq", "kv_lora_rank": "Rk", "qk_nope_head_dim": "Dn", "qk_rope_head_dim": "Dr", "v_head_dim": "Dv",
 }  # fmt: skip
-"""Letter of each number of a model, as in `spec.model`; `Fe` is the width of one expert."""
+"""Letter of each number of a model, as in `spec.model`; `Fe` is the width of one expert, `Rq` and `Rk` are the ranks of
+latent queries and keys, `Dn`, `Dr` and `Dv` the parts of a head without and with positions and of its values."""
 
 
 UNSPLIT = "blocks that the allocator does not split"
@@ -51,6 +53,8 @@ def explain(run: RunSpec) -> tuple[tuple[FormulaLine, ...], dict[str, int]]:
     unsplit_bytes = 0
     for index in alive_at(tape, event):
         alloc = tape.allocs[index]
+        if not asked[index]:
+            continue
         unsplit_bytes += int(alloc.num_bytes) - asked[index]
         formula = f"{ELEMENT_BYTES[alloc.dtype]} * {text(math.prod(alloc.shape))}"
         group = groups.setdefault((alloc.category, alloc.part, alloc.op, formula), [0, 0])

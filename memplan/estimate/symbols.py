@@ -2,7 +2,7 @@
 
 from typing import Any
 
-ORDER = ("B", "S", "L", "E", "A", "K", "D", "H", "F", "Fe", "V")
+ORDER = ("B", "S", "L", "E", "A", "K", "D", "Dn", "Dr", "Dv", "Rq", "Rk", "H", "F", "Fe", "V")
 """Letters from the outside of a shape to its inside."""
 Terms = dict[tuple[str, ...], int]
 
@@ -18,6 +18,8 @@ class Letters(int):
         return make(value, {(name,): 1})
 
     def __add__(self, other: Any) -> Any:
+        if isinstance(other, float):
+            return int(self) + other
         value = int(self) + int(other)
         summed = dict(self.terms)
         for letters, factor in terms_of(other).items():
@@ -36,6 +38,8 @@ class Letters(int):
         return -self + other
 
     def __mul__(self, other: Any) -> Any:
+        if isinstance(other, float):
+            return int(self) * other
         product: Terms = {}
         for letters, factor in self.terms.items():
             for more, times in terms_of(other).items():

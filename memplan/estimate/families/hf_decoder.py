@@ -4,13 +4,14 @@ Locals live here exactly as long as those of transformers 5.24 do (models/llama/
 batch, `S` sequence, `H` hidden, `A` query heads, `K` key/value heads, `D` head size.
 """
 
-import json
 from typing import Any
 
 from memplan.errors import MemplanError
 from memplan.estimate import ops, views
 from memplan.estimate.checkpoint import put_on
-from memplan.estimate.families.hf_attention import Rope, apply_rotary, attend, causal_mask, position_ids
+from memplan.estimate.families import config_of
+from memplan.estimate.families.hf_attention import Rope, apply_rotary, attend, position_ids
+from memplan.estimate.families.hf_masks import FULL, Filling, causal_mask
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, Linear, Module
 from memplan.estimate.ops import add, mean_last, mul, rsqrt, scale, shift, square
@@ -167,7 +168,7 @@ class Decoder:
 
     def __init__(self, tape: Tape, run: RunSpec, config: dict[str, Any] | None = None) -> None:
         self.tape, self.run = tape, run
-        self.config: dict[str, Any] = json.loads(run.model.config) if config is None else config
+        self.config: dict[str, Any] = config_of(run) if config is None else config
         self.kind = run.step.attention
         hidden, vocab = self.config["hidden_size"], self.config["vocab_size"]
         tape.component = "embedding"
@@ -219,12 +220,14 @@ class Decoder:
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Final normed hidden states [B, S, H]."""
-        return self.decode(self.embed_tokens(batch["tokens"]))
+        return self.decode(self.embed_tokens(batch["tokens"]), filling=Filling.of(self.run, batch))
 
-    def decode(self, embeds: Tensor, masks: dict[str, Tensor | None] | None = None) -> Tensor:
+    def decode(
+        self, embeds: Tensor, masks: dict[str, Tensor | None] | None = None, *, filling: Filling = FULL
+    ) -> Tensor:
         """Final normed hidden states of embedded ones, which stay until then."""
-        places = position_ids(self.tape, embeds.shape[1])
-        masks = self.masks(embeds) if masks is None else masks
+        places = position_ids(self.tape, embeds.shape[1]) if filling.positions is None else filling.positions
+        masks = self.masks(embeds, filling) if masks is None else masks
         rope = self.ropes(embeds, places)
 
         def call(layer: Module, x: Tensor) -> Tensor:
@@ -234,11 +237,11 @@ class Decoder:
         out: Tensor = self.norm(self.stack.run([embeds], call))
         return out
 
-    def masks(self, x: Tensor) -> dict[str, Tensor | None]:
+    def masks(self, x: Tensor, filling: Filling) -> dict[str, Tensor | None]:
         """A mask for each type of layer."""
-        made = {"full_attention": causal_mask(x, self.kind)}
+        made = {"full_attention": causal_mask(x, self.kind, filling)}
         if any(self.layer_type(index) == "sliding_attention" for index in range(self.config["num_hidden_layers"])):
-            made["sliding_attention"] = causal_mask(x, self.kind, self.config["sliding_window"])
+            made["sliding_attention"] = causal_mask(x, self.kind, filling, self.config["sliding_window"])
         return made
 
     def ropes(self, x: Tensor, places: Tensor) -> Any:
@@ -252,4 +255,5 @@ class Decoder:
 
 def head_dim(config: dict[str, Any]) -> int:
     """Size of a head."""
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    found: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return found
