@@ -10,14 +10,16 @@ from memplan.estimate.tape import Tape
 from memplan.record.memory import Estimate, MemoryBreakdown
 from memplan.spec.run import RunSpec
 
-STATIC = ("params", "buffers", "optimizer", "other")
-"""Categories that are alive between two steps."""
+STATIC = ("params", "buffers", "optimizer", "comm", "other")
+"""Categories that are alive between two steps: buckets of communication stay, gradients do not."""
+TOKEN_TABLES = ("embedding", "embed_tokens", "wte", "word_embeddings", "token_embedding")
+"""What the models call their table of tokens: memplan's own, transformers' decoders, GPT-2, BERT, SigLIP."""
 
 
 def estimate(run: RunSpec) -> Estimate:
     """What the formulas say about `run`; MemplanError where they know nothing of a part of it."""
     tape = write_step(run)
-    reserved_bytes = place(tape)
+    asked_bytes, reserved_bytes = peak_bytes(tape), place(tape)
     settle(tape, run.model.decoder.vocab)
     phases = phase_peaks(tape)
     allocated_bytes = max(phase.breakdown.total_bytes for phase in phases)
@@ -38,6 +40,7 @@ def estimate(run: RunSpec) -> Estimate:
         process=process_of(reserved, run.device, world=run.step.world),
         host_bytes=tape.peak_host_bytes,
         managed_bytes=tape.managed_bytes,
+        unsplit_bytes=allocated_bytes - asked_bytes,
     )
 
 
@@ -49,7 +52,7 @@ def peak_of(run: RunSpec) -> Any:
 
 def is_table(name: str) -> bool:
     """Whether a parameter is a table of token embeddings."""
-    return name in ("embedding.weight", "embedding.extra")
+    return name.rpartition(".")[0] in TOKEN_TABLES
 
 
 def static(tape: Tape) -> MemoryBreakdown:

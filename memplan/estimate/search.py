@@ -1,6 +1,7 @@
 """The largest batch and the longest sample that fit, by bisection over the estimate."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,19 +20,13 @@ def max_batch(run: RunSpec, gate_bytes: int, answer: Estimate | None = None) -> 
 
     With C chunks the batch is a multiple of C. `answer`: what is known of `run` itself.
     """
-    chunks, near = run.step.chunks, run.step.micro_batch
-    known: dict[float, int] = {}
-    rise_bytes = 0
-    if answer is not None:
-        known[near] = answer.peak_allocated_bytes
-        rise_bytes = answer.per_sample_bytes + answer.logits_per_sample_bytes
+    chunks = run.step.chunks
     return chunks * within(
         lambda micro_batch: with_size(run, batch=micro_batch * chunks),
         gate_bytes,
-        known,
-        most=None,
-        near=near,
-        rise_bytes=rise_bytes,
+        answer,
+        near=run.step.micro_batch,
+        rise_bytes=0 if answer is None else answer.per_sample_bytes + answer.logits_per_sample_bytes,
     )
 
 
@@ -41,23 +36,20 @@ def max_seq(run: RunSpec, gate_bytes: int, answer: Estimate | None = None) -> in
     `run` itself."""
     if run.model.family in CLASSIFIERS:
         return None
-    step, rise_bytes = run.step, 0.0
-    known: dict[float, int] = {}
+    step = run.step
     first = run.model.image_tokens(step.images) // SEQ_STEP + 1
     most = run.model.decoder.max_positions // SEQ_STEP - first + 1
-    near: float = min(max(step.seq // SEQ_STEP - first + 1, 1), most)
-    if answer is not None:
-        own = step.seq / SEQ_STEP - first + 1
-        if 1 <= own <= most:
-            near, known[own] = own, answer.peak_allocated_bytes
-        rise_bytes = (answer.per_token_bytes + answer.logits_per_sample_bytes / step.seq) * SEQ_STEP * step.micro_batch
+    near = step.seq / SEQ_STEP - first + 1
+    if answer is None or not 1 <= near <= most:
+        near, answer = min(max(int(near), 1), most), None
+    token_bytes = 0.0 if answer is None else answer.per_token_bytes + answer.logits_per_sample_bytes / step.seq
     found = within(
         lambda count: with_size(run, seq=(first + count - 1) * SEQ_STEP),
         gate_bytes,
-        known,
+        answer,
         most=most,
         near=near,
-        rise_bytes=rise_bytes,
+        rise_bytes=token_bytes * SEQ_STEP * step.micro_batch,
     )
     return (first + found - 1) * SEQ_STEP if found else 0
 
@@ -70,32 +62,47 @@ def with_size(run: RunSpec, **changes: Any) -> RunSpec:
 def within(
     run_of: Callable[[int], RunSpec],
     gate_bytes: int,
-    known: dict[float, int],
+    answer: Estimate | None,
     *,
-    most: int | None,
     near: float,
-    rise_bytes: float,
+    rise_bytes: float = 0,
+    most: int | None = None,
 ) -> int:
-    """The largest count whose run stays at or under `gate_bytes` with what the allocator leaves unsplit; 0 when none
-    does. `known`: such peaks by their counts.
+    """The largest count whose run stays at or under `gate_bytes` with what the allocator does not split; 0 when none
+    does. `answer` is that of the count `near`, `rise_bytes` what one more is thought to add.
 
-    Peaks without it come cheaper, and grow with the count: they lead to a count, which is then looked at.
+    Peaks without what is not split come cheaper, and grow with the count: they lead to a count that is then looked at,
+    and from there to its neighbours.
     """
-    peaks, room_bytes = dict(known), gate_bytes
     tapes: dict[int, Tape] = {}
+    peaks: dict[float, int] = {}
+    placed: dict[float, int] = {}
+    room_bytes = gate_bytes
+    if answer is not None:
+        peaks[near] = placed[near] = answer.peak_allocated_bytes
+        room_bytes -= answer.unsplit_bytes
 
     def peak(count: int) -> int:
         tapes[count] = write_step(run_of(count))
         return int(peak_bytes(tapes[count]))
 
-    while True:
-        found = largest(peak, room_bytes, most=most, near=near, known=peaks, rise_bytes=rise_bytes)
-        if found in tapes:
-            place(tapes[found])
-            known[found] = int(peak_bytes(tapes.pop(found)))
-        if not found or known[found] <= gate_bytes:
-            return found
-        room_bytes = gate_bytes - (known[found] - peaks[found])
+    def fits(count: int) -> bool:
+        if count not in peaks:
+            peaks[count] = peak(count)
+        if count not in placed and peaks[count] <= gate_bytes:
+            place(tapes[count])
+            placed[count] = int(peak_bytes(tapes[count]))
+        return placed.get(count, peaks[count]) <= gate_bytes
+
+    def sought(room_bytes: int, rise_bytes: float = 0) -> int:
+        return largest(peak, room_bytes, most=most, near=near, known=peaks, rise_bytes=rise_bytes)
+
+    found = sought(room_bytes, rise_bytes)
+    while found and not fits(found):
+        found = sought(gate_bytes - (placed[found] - peaks[found]))
+    while found and (further := sought(gate_bytes - (placed[found] - peaks[found]))) > found and fits(further):
+        found = further
+    return found + ((most is None or found < most) and fits(found + 1))
 
 
 def largest(
@@ -124,30 +131,34 @@ def largest(
 
     if most is not None and most < 1:
         return 0
-    if at(near) > gate_bytes:
-        near = 1
-    if at(near) > gate_bytes:
+    if at(near) > gate_bytes and at(1) > gate_bytes:
         return 0
-    low: float = near
-    high = int(near) + max(1, int((gate_bytes - at(near)) / rise_bytes) if rise_bytes else 1)
-    if most is not None:
-        high = max(min(high, most), int(near) + 1)
-    while (most is None or high <= most) and at(high) <= gate_bytes:
-        slope = (at(high) - at(low)) / (high - low)
-        step = int((gate_bytes - at(high)) / slope) + 1 if slope else high
-        low, high = high, high + max(1, min(step, 63 * high))
-    if most is not None and high > most:
-        if at(most) <= gate_bytes:
+    low: float = max(count for count, num_bytes in peaks.items() if num_bytes <= gate_bytes)
+    if most is not None and low >= most:
+        return most
+    high: float = min((count for count, num_bytes in peaks.items() if num_bytes > gate_bytes), default=0)
+    slope = rise_bytes
+    while not high:
+        step = int((gate_bytes - at(low)) / slope) + (not rise_bytes) if slope else int(low)
+        further = int(low) + min(max(step, 1), 63 * int(low) + 1)
+        further = further if most is None else min(further, most)
+        if at(further) > gate_bytes:
+            high = further
+        elif further == most:
             return most
-        high = most
-    while high - int(low) > 1:
-        rise = at(high) - at(low)
-        middle = int(low + (gate_bytes - at(low)) / rise * (high - low)) if rise else int(low)
-        middle = min(max(middle, int(low) + 1), high - 1)
+        else:
+            slope, rise_bytes = (at(further) - at(low)) / (further - low), 0
+            low = further
+    share = 0.0
+    while math.ceil(high) - int(low) > 1:
+        width, rise = high - low, at(high) - at(low)
+        middle = int(low + width * (share or ((gate_bytes - at(low)) / rise if rise else 0)))
+        middle = min(max(middle, int(low) + 1), math.ceil(high) - 1)
         if at(middle) > gate_bytes:
             high = middle
-        elif at(middle + 1) > gate_bytes:
+        elif middle + 1 >= high or at(middle + 1) > gate_bytes:
             return middle
         else:
-            low = middle + 1 if middle + 1 < high else middle
+            low = middle + 1
+        share = 0.5 if 2 * (high - low) > width else 0.0  # where a line leads nowhere, halves do
     return int(low)

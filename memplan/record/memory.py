@@ -98,6 +98,8 @@ class Estimate:
     """What the driver reports for the process then."""
     host_bytes: int = 0
     """Most that offloaded tensors take of the host's memory at once, as its allocator rounds it."""
+    unsplit_bytes: int = 0
+    """What blocks hold at the peak beyond what was asked for, since the allocator does not split them."""
     managed_bytes: int = 0
     """Paged optimizer state in unified memory, which the driver moves between host and card."""
     traced: bool = False
@@ -171,5 +173,6 @@ class Estimate:
             "logits_per_sample_bytes": self.logits_per_sample_bytes,
             "host_bytes": self.host_bytes,
             "managed_bytes": self.managed_bytes,
+            "unsplit_bytes": self.unsplit_bytes,
             "notes": list(self.notes),
         }

@@ -9,7 +9,7 @@ from samples import asked
 
 from memplan.estimate import estimate
 from memplan.estimate.peak import peak_of
-from memplan.estimate.search import max_batch
+from memplan.estimate.search import largest, max_batch
 from memplan.spec import RunSpec
 from memplan.units import GIB, MIB
 
@@ -76,3 +76,31 @@ def test_checkpointing_and_loss_chunks_lower_the_peak_of_a_long_step() -> None:
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == 5
     assert peaks[0] > 2 * peaks[-1] > GIB
+
+
+@settings(max_examples=300)
+@given(
+    start=st.integers(1, 1000),
+    line=st.sampled_from([0, 1, 7, 300]),
+    square=st.sampled_from([0, 1, 40]),
+    gate_bytes=st.integers(0, 100_000),
+    most=st.integers(1, 2000),
+    near=st.floats(1, 50),
+    rise_bytes=st.sampled_from([0, 1, 7, 300]),
+    known=st.booleans(),
+)
+def test_the_largest_count_of_any_curve_is_found(
+    start: int, line: int, square: int, gate_bytes: int, most: int, near: float, rise_bytes: int, known: bool
+) -> None:
+    asked_for: list[int] = []
+
+    def peak(count: float) -> int:
+        asked_for.append(int(count))
+        return int(start + line * count + square * count * count)
+
+    near = min(near, most)
+    memo = {near: peak(near)} if known else {}
+    found = largest(peak, gate_bytes, most=most, near=near if known else int(near), known=memo, rise_bytes=rise_bytes)
+    assert found == max((count for count in range(1, most + 1) if peak(count) <= gate_bytes), default=0)
+    assert len(asked_for) - most < 40
+    assert all(1 <= count <= most for count in asked_for)
