@@ -31,6 +31,8 @@ class Tape:
     ) -> None:
         self.rules = rules
         """`cuda` or `cpu`: whose rounding, kernels and autocast lists hold."""
+        self.block_bytes = 1 if rules == "cpu" else CUDA_BLOCK_BYTES
+        """What the device's allocator rounds each request up to."""
         self.generation = generation
         """Compute capability of the card."""
         self.multiprocessors = multiprocessors
@@ -96,15 +98,12 @@ class Tape:
         self.phase = phase
         self.marks.append((len(self.events), phase))
 
-    def rounded(self, num_bytes: int) -> int:
-        """Bytes that the device's allocator takes for a request."""
-        if self.rules == "cpu":
-            return num_bytes
-        return -(-num_bytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
-
     def allocate(self, op: str, shape: Shape, dtype: str, *, category: str = "", copies: int = 1) -> Storage:
         """Memory for `copies` tensors of `shape`."""
-        num_bytes = self.rounded(math.prod(shape) * ELEMENT_BYTES[dtype]) * copies
+        num_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
+        if self.block_bytes > 1:
+            num_bytes = -(-num_bytes // self.block_bytes) * self.block_bytes
+        num_bytes *= copies
         index = len(self.allocs)
         self.allocs.append(Alloc(num_bytes, op, self.part, self.phase, shape, dtype, category, copies))
         self.events.append(index)
@@ -124,7 +123,7 @@ class Tape:
         if self.policy is not None:
             made = self.policy.outputs(self, op, outputs)
         else:
-            made = [self.new(op, shape, dtype) for shape, dtype in outputs]
+            made = [Tensor(self.allocate(op, shape, dtype), shape, dtype) for shape, dtype in outputs]
         return made[0] if len(made) == 1 else made
 
     def hidden(self, op: str, *sizes: int) -> None:

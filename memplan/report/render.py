@@ -1,6 +1,5 @@
 """One table, six looks: for a terminal, for a log, Markdown, a page, csv, json and jsonl."""
 
-import csv
 import html
 import io
 import json
@@ -146,6 +145,8 @@ def html_table(table: Table) -> str:
 
 
 def _csv(table: Table) -> str:
+    import csv
+
     file = io.StringIO()
     writer = csv.DictWriter(file, [column.key for column in table.columns], lineterminator="\n")
     writer.writeheader()
