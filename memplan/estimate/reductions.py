@@ -17,13 +17,16 @@ FEWEST_VALUES, MOST_VALUES = 16, 256
 """Values that a thread adds up: at least, and before the rows are spread over several blocks."""
 
 
-def inside_sum(x: Tensor, shape: Shape) -> None:
-    """What a sum of `x` over the dimensions that `shape` broadcast takes inside itself, where these are its first."""
+def summed(x: Tensor, shape: Shape) -> Tensor:
+    """`x` summed over the dimensions that `shape` broadcast, and what the sum takes inside itself, where these are its
+    first."""
+    out = x.tape.new("sum", shape, x.dtype)
     first = next((i for i, size in enumerate(shape) if not is_one(size)), len(shape))
     kept = shape[first:]
     if x.tape.rules == "cuda" and kept and not any(map(is_one, kept)):
         width = math.prod(kept)
         x.tape.hidden("sum", *buffers(x.numel // width, width, x.tape.multiprocessors, x.tape.generation))
+    return out
 
 
 def is_one(size: Any) -> bool:

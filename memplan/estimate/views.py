@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from memplan.estimate.reductions import inside_sum
+from memplan.estimate.reductions import summed
 from memplan.estimate.tape import Node, Parameter, Shape, Tensor
 
 LOW = ("bfloat16", "float16")
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 FP32_ON_CUDA = frozenset(
     ("pow", "rsqrt", "softmax", "log_softmax", "layer_norm", "rms_norm", "sum", "exp", "log", "softplus", "cumsum",
-     "nll_loss", "cross_entropy", "norm", "kl_div", "cosh", "prod")
+     "nll_loss", "norm", "kl_div", "cosh", "prod")
 )  # fmt: skip
 """Ops that autocast runs in fp32. Source: AT_FORALL_FP32, aten/src/ATen/autocast_mode.h, torch 2.13."""
 FP32_ON_CPU = frozenset(("nll_loss", "cross_entropy", "kl_div", "prod", "mse_loss"))
@@ -76,9 +76,7 @@ def sum_to(grad: Tensor, shape: Shape) -> Tensor:
     """`grad` summed over the dimensions that `shape` broadcast."""
     if same(grad.shape, shape):
         return grad
-    out = grad.tape.new("sum", shape, grad.dtype)
-    inside_sum(grad, shape)
-    return out
+    return summed(grad, shape)
 
 
 def as_inputs(made: list[Any], inputs: Sequence[tuple[Shape, str]]) -> list[Any]:
@@ -94,12 +92,14 @@ def as_inputs(made: list[Any], inputs: Sequence[tuple[Shape, str]]) -> list[Any]
 
 
 def for_autocast(name: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The inputs of `name` as autocast hands them on: in fp32 where it is one of those."""
-    tape = tensors[0].tape
-    fp32 = FP32_ON_CUDA if tape.rules == "cuda" else FP32_ON_CPU
-    if tape.autocast is None or name not in fp32:
-        return tensors
-    return tuple(to(tensor, "float32") if tensor.dtype in LOW else tensor for tensor in tensors)
+    """The inputs of `name` as autocast hands them on."""
+    return tuple(to(tensor, autocast_dtype(name, tensor)) for tensor in tensors)
+
+
+def autocast_dtype(name: str, x: Tensor) -> str:
+    """What `name` reads `x` in: fp32 where autocast has it so."""
+    fp32 = FP32_ON_CUDA if x.tape.rules == "cuda" else FP32_ON_CPU
+    return "float32" if x.tape.autocast is not None and name in fp32 and x.dtype in LOW else x.dtype
 
 
 def to(x: Tensor, dtype: str) -> Tensor:
