@@ -36,6 +36,8 @@ OTHER_KINDS = (
      "The model's config.json lies beside it."),
 )  # fmt: skip
 """Keys that give away files of other kinds, what they are, and what to do; the first that fits counts."""
+OF_MODELS = frozenset(("architectures", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "text_config"))
+"""Keys of a model's configuration whose type went missing, which others of it may share with tokenizers."""
 
 
 def hf_spec(path_or_name: str, *, impl: str | None = None) -> ModelSpec:
@@ -133,18 +135,29 @@ def read_config(path: Path) -> Facts:
     except RecursionError:
         raise MemplanError(f"{path} is nested too deeply for a configuration.") from None
     if not isinstance(facts, dict):
-        raise MemplanError(f"{path} is JSON, but no object.", 'A config.json looks like {{"model_type": ...}}.')
-    if not isinstance(facts.get("model_type"), str) or not facts["model_type"]:
-        for keys, kind, advice in OTHER_KINDS:
-            if facts.keys() & set(keys):
-                raise MemplanError(f"{path} is {kind}, not a model's.", advice)
-        raise MemplanError(f"{path} has no model_type.", "It says which family of transformers a model is of.")
+        raise MemplanError(f"{path} is JSON, but no object.", 'A config.json looks like {"model_type": ...}.')
     if "peft_type" in facts:
         raise MemplanError(f"{path} is an adapter's configuration, not a model's.", OTHER_KINDS[0][2])
     named = facts.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(item, str) for item in named)):
         raise MemplanError(f"{path}: architectures is {named!r}, not a list of names.")
+    if not isinstance(facts.get("model_type"), str) or not facts["model_type"]:
+        raise untyped(path, facts)
     return facts
+
+
+def untyped(path: Path, facts: Facts) -> MemplanError:
+    """The sentence for an object that says no type of a model: what else it is, or which type its class has."""
+    if "_class_name" in facts or not facts.keys() & OF_MODELS:
+        for keys, kind, advice in OTHER_KINDS:
+            if facts.keys() & set(keys):
+                return MemplanError(f"{path} is {kind}, not a model's.", advice)
+    said = facts.get("model_type")
+    reason = f"{path} has no model_type." if said in (None, "") else f"model_type in {path} is {said!r}, not text."
+    classes = set(facts.get("architectures") or ())
+    kinds = [kind for kind, family in FAMILIES.items() if classes & set(family.trains)]
+    advice = f'Write "model_type": "{kinds[0]}" into it.' if kinds else "It says which family a model is of."
+    return MemplanError(reason, advice)
 
 
 def _other(facts: Facts, name: str, path: str, reason: str) -> ModelSpec:

@@ -9,7 +9,19 @@ from memplan.errors import MemplanError
 from memplan.spec.hf_checks import check_heads, check_value
 from memplan.spec.hf_families import FAMILIES
 from memplan.spec.hf_family import Facts, Family
-from memplan.spec.hf_names import GENERATION, HARMLESS, MULTI_TOKEN, NOTHING, NULLABLE, QUIET, SHAPE_NAMES
+from memplan.spec.hf_names import (
+    EXPERTS,
+    EXPERTS_CODE,
+    FOREIGN,
+    GENERATION,
+    HARMLESS,
+    MULTI_TOKEN,
+    NOTHING,
+    NULLABLE,
+    QUIET,
+    RETURNED,
+    SHAPE_NAMES,
+)
 from memplan.spec.hf_rope import ROPE_KEYS, rope_parameters
 
 
@@ -74,13 +86,15 @@ def _complete(kind: str, facts: Facts, prefix: str, where: str, filled: Facts, u
         if not isinstance(nested, Mapping):
             raise MemplanError(f"{prefix}{part} in {where} is {nested!r}, not an object.")
         config[part] = _complete(part_kind, dict(nested), f"{prefix}{part}.", where, filled, unread)
-    _check_needed(family, said, prefix, where)
-    values = _fill(family, said, prefix, where, filled)
+    missing: Facts = {}
+    values = _fill(family, said, prefix, where, missing)
+    _check_needed(family, missing, prefix, where)
+    filled |= missing
     for key, want in family.only.items():
         value = want(values) if callable(want) else want
         if said.get(key) is not None and said[key] != value and (said[key] or value):
             raise UncoveredError(
-                f"{prefix}{key} in {where} is {said[key]!r}, but transformers' {kind} knows {value!r} only."
+                f"{prefix}{key} in {where} is {said[key]!r}; of a {kind} the formulas know {value!r} only."
             )
     if family.theta is not None:
         values["rope_parameters"] = rope_parameters(kind, family, said, values, prefix, where)
@@ -90,12 +104,14 @@ def _complete(kind: str, facts: Facts, prefix: str, where: str, filled: Facts, u
     return config | values | tokens
 
 
-def _check_needed(family: Family, said: Facts, prefix: str, where: str) -> None:
-    for key in (family.width, family.depth):
-        if family.needed and key in family.keys and said.get(key) is None:
-            raise MemplanError(
-                f"{where} does not say {prefix}{key}.", f"transformers would take {family.keys[key]}; write it down."
-            )
+def _check_needed(family: Family, missing: Facts, prefix: str, where: str) -> None:
+    """MemplanError where width or depth is among the `missing` keys, naming every size that is."""
+    if family.needed and missing.keys() & {prefix + family.width, prefix + family.depth}:
+        sizes = {key: value for key, value in missing.items() if type(value) is int}
+        raise MemplanError(
+            f"{where} does not say {', '.join(sizes)}.",
+            f"transformers would take {', '.join(map(str, sizes.values()))}: write down what the model has.",
+        )
 
 
 def _fill(family: Family, said: Facts, prefix: str, where: str, filled: Facts) -> Facts:
@@ -125,7 +141,16 @@ def _fill(family: Family, said: Facts, prefix: str, where: str, filled: Facts) -
 
 def _check_unknown(family: Family, said: Facts, prefix: str, where: str, unread: list[str]) -> None:
     for key, value in said.items():
-        if key in family.keys or key in family.only or key in NOTHING | GENERATION or HARMLESS.search(key):
+        if key in family.keys or key in family.only:
+            continue
+        if key in EXPERTS and "num_experts_per_tok" in family.keys and value not in (None, EXPERTS_CODE):
+            raise UncoveredError(
+                f"{prefix}{key} in {where} is {value!r}; the formulas know experts by {EXPERTS_CODE!r} only."
+            )
+        if key in FOREIGN or (key in RETURNED and value):
+            unread.append(prefix + key)
+            continue
+        if key in EXPERTS or key in NOTHING | GENERATION or HARMLESS.search(key):
             continue
         if key in ROPE_KEYS and family.theta is not None:
             continue

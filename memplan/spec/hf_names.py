@@ -32,6 +32,20 @@ NOTHING = frozenset((
     "interpolate_factor", "mtp_use_dedicated_embeddings", *MULTI_TOKEN,
 ))  # fmt: skip
 """Keys that are known to change nothing in a step, or that are read elsewhere."""
+FOREIGN = frozenset((
+    "is_llama_config", "rope_interleaved", "use_resampler", "qk_layer_norms",
+    "dual_chunk_attention_config", "sparse_attention_config",
+    "use_unsloth_gradient_checkpointing", "use_reentrant_checkpointing",
+))  # fmt: skip
+"""Keys of other libraries' code in configurations of these families, of which transformers reads nothing: nanotron's
+(SmolLM, SmolLM2), vLLM's (Qwen2.5-1M, Qwen3-2507), trainers'. Source: they stand in no `configuration_*.py` and no
+`modeling_*.py` of the families of transformers 5.24, as a test holds."""
+RETURNED = ("output_hidden_states", "output_attentions")
+"""What a model would return beside its last hidden states, of which a step reads nothing."""
+EXPERTS = ("experts_implementation", "_experts_implementation")
+"""Which code of transformers runs experts."""
+EXPERTS_CODE = "grouped_mm"
+"""The one that transformers takes where nobody asks for another, and that the formulas know."""
 QUIET = frozenset((
     "pooler_output_size", "query_pre_attn_scalar", "no_rope_layer_interval", "sliding_window_pattern",
     "full_attention_interval", "max_window_layers", "image_token_index", "image_token_id", "image_patch_id",

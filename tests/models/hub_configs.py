@@ -1,6 +1,12 @@
 """Configurations as they lie on the Hugging Face Hub, old keys and all, with the letters that they mean."""
 
+import json
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from memplan.errors import MemplanError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
@@ -128,3 +134,18 @@ LETTERS: dict[str, tuple[int, ...]] = {
     "molmo2": (36, 2560, 32, 8, 128, 9728, 151936, 36864, 0, 4096),
 }
 """Layers, hidden, heads, key/value heads, head size, feed-forward, vocabulary, positions, window and usual length."""
+
+
+def written(folder: Path, config: Any, name: str = "config.json") -> str:
+    """Path of a file of `config`, JSON or raw text, in a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(config if isinstance(config, str) else json.dumps(config))
+    return str(folder / name)
+
+
+def refusal(call: Any, *words: Any, **options: Any) -> str:
+    with pytest.raises(MemplanError) as caught:
+        call(*words, **options)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
