@@ -177,7 +177,8 @@ def trace_steps(run: RunSpec, sizes_of: SizesOf | None = None) -> Story:
 
 def known_values(run: RunSpec, tracing: Tracing) -> AbstractContextManager[object]:
     """Values beside fake tensors where a model of transformers picks rows by them."""
-    return KnownValues(tracing.recorder) if run.model.impl == "hf" and run.step.images else nullcontext()
+    reads = run.step.images or run.step.rows != "full"
+    return KnownValues(tracing.recorder) if run.model.impl == "hf" and reads else nullcontext()
 
 
 def users_errors(run: RunSpec) -> AbstractContextManager[object]:

@@ -54,8 +54,15 @@ def text_fields(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:
     if step.workload == "distill":
         fields["teacher"] = (batch, seq, run.model.decoder.hidden), DTYPES[step.computed]
     if step.rows != "full":
-        fields["segments"] = (batch, seq), "int64"
+        fields[row_field(run)] = (batch, seq), "int64"
     return fields
+
+
+def row_field(run: RunSpec) -> str:
+    """Name of the field that says how rows are filled."""
+    if run.model.impl != "hf":
+        return "segments"
+    return "position_ids" if run.step.filling.kind == "packed" else "attention_mask"
 
 
 def image_fields(run: RunSpec, sizes: Sizes) -> dict[str, tuple[Shape, str]]:

@@ -36,7 +36,12 @@ class Batch:
     valid: Tensor | None = None
     """Positions in the sample of the labels that are not ignored, int64 [B, n], where the loss asks for them."""
     segments: Tensor | None = None
-    """Number of the document that a token is of, int64 [B, S], from 1, and 0 for padding, where rows are not full."""
+    """Number of the document that a token is of, int64 [B, S], from 1, and 0 for padding, where rows are not full and
+    the model is memplan's own."""
+    attention_mask: Tensor | None = None
+    """1 at tokens and 0 at padding, int64 [B, S], where transformers' models are fed with padded rows."""
+    position_ids: Tensor | None = None
+    """Place of a token in its document, int64 [B, S], where they are fed with packed ones."""
     teacher: Tensor | None = None
     """Final normed hidden states of a teacher whose logits the student's head makes, [B, S, H]."""
     pixels: Tensor | None = None
@@ -86,23 +91,32 @@ def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int, *, voca
     if num_tokens:
         labels = labels.clone()
         labels[:, : num_tokens - 1] = IGNORED
-    segments = None
+    rows: dict[str, Tensor] = {}
     if run.step.rows != "full":
         filling, kept, labels = run.step.filling, labels, torch.full_like(labels, IGNORED)
         targets = torch.tensor(filling.targets(seq), device="cpu")
         labels[:, targets] = kept[:, targets]
-        segments = torch.tensor(filling.segments(seq), device="cpu").repeat(batch, 1).to(device)
+        rows = {name: torch.tensor(row, device="cpu").repeat(batch, 1) for name, row in row_fields(run).items()}
         valid = None if valid is None else targets.repeat(batch, 1).to(device)
     images = image_fields(run, num_tokens, generator)
     return Batch(
-        segments=segments,
         tokens=drawn[:, :seq].contiguous().to(device),
         labels=(labels[:, seq:] if behind else labels).contiguous().to(device),
         suffix=suffix,
         valid=valid,
         teacher=teacher,
-        **{name: tensor.to(device) for name, tensor in images.items()},
+        **{name: tensor.to(device) for name, tensor in (rows | images).items()},
     )
+
+
+def row_fields(run: RunSpec) -> dict[str, list[int]]:
+    """The field of a batch that says how its rows are filled, and a row of it."""
+    rows, seq = run.step.filling, run.step.seq
+    if run.model.impl != "hf":
+        return {"segments": rows.segments(seq)}
+    if rows.kind == "packed":
+        return {"position_ids": rows.positions(seq)}
+    return {"attention_mask": [int(number > 0) for number in rows.segments(seq)]}
 
 
 def image_fields(run: RunSpec, num_tokens: int, generator: torch.Generator) -> dict[str, Tensor]:

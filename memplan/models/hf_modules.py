@@ -67,8 +67,9 @@ class HfModel(Trainable):
             )
         if self.classifies:
             return self.pooled(batch.pixels)
+        inputs = {"input_ids": batch.tokens, **row_inputs(batch), **image_inputs(self.model, batch)}
         with values_read() if is_fake(batch.tokens) else nullcontext():
-            hidden = self.model.base_model(input_ids=batch.tokens, use_cache=False, **image_inputs(self.model, batch))
+            hidden = self.model.base_model(use_cache=False, **inputs)
         rows = hidden.last_hidden_state
         del hidden
         masked_lm = getattr(self.model, "cls", None)  # BERT's
@@ -92,6 +93,12 @@ def hf_note(model: nn.Module) -> str:
     if any(name.endswith("GatedDeltaNet") for name in kinds) and find_spec("fla") is None:
         notes.append("gated delta-nets by transformers' PyTorch code, since flash-linear-attention is not installed")
     return "; ".join(notes)
+
+
+def row_inputs(batch: Batch) -> dict[str, Tensor]:
+    """What says how rows are filled, by transformers' names; empty for full ones."""
+    named = {"attention_mask": batch.attention_mask, "position_ids": batch.position_ids}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def image_inputs(model: Any, batch: Batch) -> dict[str, Tensor]:

@@ -51,10 +51,7 @@ class RunSpec:
                 f"{self.model.name} has {decoder.max_positions} learned positions, fewer than a sequence of {length}.",
                 f"Type --seq {decoder.max_positions} or less.",
             )
-        if self.step.rows != "full" and (self.model.impl != "memplan" or self.model.vision or decoder.window):
-            raise MemplanError(
-                f"{self.model.name} makes its masks itself: no row of it is padded or packed.", "Type --rows full."
-            )
+        self.step.filling.check_model(self.model)
         num_tokens = self.model.image_tokens(images)
         if images and num_tokens >= seq:
             raise MemplanError(

@@ -11,6 +11,7 @@ from memplan.estimate.checkpoint import put_on
 from memplan.estimate.families import config_of
 from memplan.estimate.families.hf_attention import attend
 from memplan.estimate.families.hf_decoder import activated
+from memplan.estimate.families.hf_masks import Filling, mask_to_both_sides
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
 from memplan.estimate.ops import add, dropout
@@ -60,12 +61,12 @@ class SelfAttention(Module):
         self.key = Linear(tape, "key", width, width, bias=True)
         self.value = Linear(tape, "value", width, width, bias=True)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         q = transpose(unflatten_last(self.query(x), self.size), 1, 2)
         k = transpose(unflatten_last(self.key(x), self.size), 1, 2)
         v = transpose(unflatten_last(self.value(x), self.size), 1, 2)
         drop = self.tape.setup.dropout
-        out, weights = attend(self.kind, q, k, v, None, drop=drop, causal=False, wide=False, back=False)
+        out, weights = attend(self.kind, q, k, v, mask, drop=drop, causal=False, wide=False, back=False)
         out = flatten(out, 2)
         return out, weights
 
@@ -93,8 +94,8 @@ class Attention(Module):
         self.self = SelfAttention(tape, config, kind)
         self.output = Output(tape, config["hidden_size"], config["hidden_size"])
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        out, weights = self.self(x)
+    def forward(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        out, weights = self.self(x, mask)
         out = self.output(out, x)
         return out, weights
 
@@ -122,8 +123,8 @@ class Layer(Module):
         self.intermediate = Dense(tape, "intermediate", width, ffn, config["hidden_act"])
         self.output = Output(tape, ffn, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out, weights = self.attention(x)
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        out, weights = self.attention(x, mask)
         inner = self.intermediate(out)
         x = self.output(inner, out)
         del weights
@@ -146,7 +147,7 @@ class Bert:
     """Encoder; the classes without a head for words have a pooler, with which they cannot train here."""
 
     def __init__(self, tape: Tape, run: RunSpec) -> None:
-        self.tape = tape
+        self.tape, self.run = tape, run
         config = self.config = config_of(run)
         kind, mode = run.step.attention, run.step.checkpointing
         width, vocab = config["hidden_size"], config["vocab_size"]
@@ -180,16 +181,17 @@ class Bert:
         """Rows [B, S, H] behind the head's transform."""
         if self.architecture != "BertForMaskedLM":
             raise MemplanError(f"No step trains a {self.architecture}.", "Name BertForMaskedLM in architectures.")
-        rows = self.encode(batch["tokens"])
+        rows = self.encode(batch["tokens"], Filling.of(self.run, batch))
         out: Tensor = self.transform(rows)
         return out
 
-    def encode(self, tokens: Tensor) -> Tensor:
+    def encode(self, tokens: Tensor, filling: Filling) -> Tensor:
         """Hidden states behind the last layer; the embedded ones stay until then."""
         embeds = self.embeddings(tokens)
+        mask = mask_to_both_sides(embeds, self.run.step.attention, filling)
 
         def call(layer: Module, x: Tensor) -> Tensor:
-            out: Tensor = layer(x)
+            out: Tensor = layer(x, mask)
             return out
 
         return self.stack.run([embeds], call)

@@ -5,8 +5,9 @@ Letters: `B` batch, `S` sequence, `H` hidden, `A` query heads, `D` head size.
 
 from typing import Any
 
-from memplan.estimate.families.hf_attention import attend, causal_mask
+from memplan.estimate.families.hf_attention import attend
 from memplan.estimate.families.hf_decoder import Attention, Decoder, DecoderLayer, Mlp, RotaryEmbedding, head_dim
+from memplan.estimate.families.hf_masks import Filling, causal_mask
 from memplan.estimate.modules import Embedding, Module
 from memplan.estimate.ops import add, mean_last, mul, rsqrt, shift, square
 from memplan.estimate.tape import Tape, Tensor
@@ -106,11 +107,11 @@ class Gemma2(Decoder):
         types = self.config.get("layer_types")
         return types[index] if types else ("full_attention" if index % 2 else "sliding_attention")
 
-    def masks(self, x: Tensor) -> dict[str, Tensor | None]:
-        full = causal_mask(x, self.kind)
+    def masks(self, x: Tensor, filling: Filling) -> dict[str, Tensor | None]:
+        full = causal_mask(x, self.kind, filling)
         return {
             "full_attention": full,
-            "sliding_attention": causal_mask(x, self.kind, self.config.get("sliding_window", 4096)),
+            "sliding_attention": causal_mask(x, self.kind, filling, self.config.get("sliding_window", 4096)),
         }
 
 

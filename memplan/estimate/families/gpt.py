@@ -10,8 +10,9 @@ from memplan.errors import MemplanError
 from memplan.estimate import views
 from memplan.estimate.checkpoint import put_on
 from memplan.estimate.families import config_of
-from memplan.estimate.families.hf_attention import Rope, attend, causal_mask, position_ids, rotated
+from memplan.estimate.families.hf_attention import Rope, attend, position_ids, rotated
 from memplan.estimate.families.hf_decoder import Decoder, RotaryEmbedding, activated, head_dim
+from memplan.estimate.families.hf_masks import Filling, causal_mask
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
 from memplan.estimate.ops import add, dropout
@@ -107,7 +108,7 @@ class Gpt2:
     """Decoder with learned positions, its head tied."""
 
     def __init__(self, tape: Tape, run: RunSpec) -> None:
-        self.tape = tape
+        self.tape, self.run = tape, run
         self.config = config_of(run)
         self.kind = run.step.attention
         if self.config["reorder_and_upcast_attn"] and self.kind == "eager":
@@ -134,12 +135,12 @@ class Gpt2:
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Final normed hidden states [B, S, H]; the embedded tokens stay until then."""
-        tokens = batch["tokens"]
+        tokens, filling = batch["tokens"], Filling.of(self.run, batch)
         embeds = self.wte(tokens)
-        places = position_ids(self.tape, tokens.shape[1])
+        places = position_ids(self.tape, tokens.shape[1]) if filling.positions is None else filling.positions
         position_embeds = self.wpe(places)
         held = [add(embeds, position_embeds)]
-        mask = causal_mask(embeds, self.kind)
+        mask = causal_mask(embeds, self.kind, filling)
         held.append(dropout(held.pop(), self.tape.setup.dropout))
 
         def call(block: Module, x: Tensor) -> Tensor:
@@ -243,7 +244,7 @@ class GptNeoX(Decoder):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         embeds = self.embed_tokens(batch["tokens"])
-        out = self.decode(dropout(embeds, self.tape.setup.dropout))
+        out = self.decode(dropout(embeds, self.tape.setup.dropout), filling=Filling.of(self.run, batch))
         del embeds
         return out
 

@@ -129,22 +129,3 @@ def attend(
     if kind == "eager":
         return eager_attention(q, k, v, mask, drop=drop, softcap=softcap, strided=strided, wide=wide, back=back)
     return sdpa_attention(q, k, v, mask, drop=drop, strided=strided, causal=causal)
-
-
-def causal_mask(x: Tensor, kind: str, window: int | None = None, *, forced: bool = False) -> Tensor | None:
-    """The mask that attention of `kind` over x [B, S, H] reads: bools for all samples where a window cuts sdpa, an
-    additive one [B, 1, S, S] in the dtype of `x` where it is eager, otherwise none. `forced`: even where it is plain
-    causal."""
-    tape, (B, S) = x.tape, x.shape[:2]
-    cut = window is not None and views.reaches(S, window)
-    if kind == "sdpa" and not (cut or forced):
-        return None
-    mask: Tensor = tape.make("le", ((1, 1, S, S), "bool"))
-    if window is not None:
-        inside = tape.make("gt", (mask.shape, "bool"))
-        mask = tape.make("bitwise_and", (mask.shape, "bool"))
-        del inside
-    mask = expand(mask, B, 1, S, S)
-    if kind == "sdpa":
-        return mask
-    return tape.make("where", (mask.shape, x.dtype))

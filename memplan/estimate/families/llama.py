@@ -6,7 +6,7 @@ Letters: `B` batch, `S` sequence, `H` hidden, `A` query heads, `K` key/value hea
 from functools import partial
 from typing import Any
 
-from memplan.estimate.families.hf_attention import Rope, attend, causal_mask, rotated
+from memplan.estimate.families.hf_attention import Rope, attend, rotated
 from memplan.estimate.families.hf_decoder import (
     Attention,
     Decoder,
@@ -17,6 +17,7 @@ from memplan.estimate.families.hf_decoder import (
     activated,
     head_dim,
 )
+from memplan.estimate.families.hf_masks import Filling, causal_mask
 from memplan.estimate.modules import Linear, Module
 from memplan.estimate.ops import add, dropout, mul
 from memplan.estimate.tape import Tape, Tensor
@@ -51,8 +52,8 @@ class Mistral(Llama):
     def make_attention(self, index: int) -> Module:
         return Attention(self.tape, self.config, self.kind, bias=False, out_bias=False)
 
-    def masks(self, x: Tensor) -> dict[str, Tensor | None]:
-        return {"full_attention": causal_mask(x, self.kind, self.config.get("sliding_window"))}
+    def masks(self, x: Tensor, filling: Filling) -> dict[str, Tensor | None]:
+        return {"full_attention": causal_mask(x, self.kind, filling, self.config.get("sliding_window"))}
 
     def layer_type(self, index: int) -> str:
         return "full_attention"

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from memplan.estimate.families.hf_attention import causal_mask
 from memplan.estimate.families.hf_decoder import DecoderLayer
 from memplan.estimate.families.hf_experts import Experts, SparseBlock, TopKRouter
+from memplan.estimate.families.hf_masks import Filling, causal_mask
 from memplan.estimate.families.llama import Mistral, Qwen3
 from memplan.estimate.modules import Module
 from memplan.estimate.tape import Tape, Tensor
@@ -56,6 +56,6 @@ class Qwen3Moe(Qwen3):
     def layer_type(self, index: int) -> str:
         return "full_attention"
 
-    def masks(self, x: Tensor) -> dict[str, Tensor | None]:
+    def masks(self, x: Tensor, filling: Filling) -> dict[str, Tensor | None]:
         window = self.config.get("sliding_window") if self.config.get("use_sliding_window") else None
-        return {"full_attention": causal_mask(x, self.kind, window)}
+        return {"full_attention": causal_mask(x, self.kind, filling, window)}

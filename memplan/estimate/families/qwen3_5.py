@@ -12,8 +12,9 @@ from typing import Any
 
 from memplan.estimate import ops, views
 from memplan.estimate.families.gemma import GemmaNorm
-from memplan.estimate.families.hf_attention import Rope, attend, causal_mask, matmul, rotated
+from memplan.estimate.families.hf_attention import Rope, attend, matmul, rotated
 from memplan.estimate.families.hf_decoder import Attention, Decoder, DecoderLayer, Mlp, activated, head_dim
+from memplan.estimate.families.hf_masks import Filling, causal_mask, padding_of_states
 from memplan.estimate.modules import Linear, Module
 from memplan.estimate.ops import add, mean_last, mul, rsqrt, scale, shift, square
 from memplan.estimate.products import masked_fill
@@ -77,7 +78,9 @@ class DeltaNet(Module):
         self.in_proj_b = Linear(tape, "in_proj_b", hidden, heads)
         self.in_proj_a = Linear(tape, "in_proj_a", hidden, heads)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        if padding is not None:
+            x = mul(x, unsqueeze(padding, 2))
         qkv = transpose(self.in_proj_qkv(x), 1, 2)
         z = unflatten_last(self.in_proj_z(x), self.value_size)
         b, a = self.in_proj_b(x), self.in_proj_a(x)
@@ -234,7 +237,7 @@ class Layer(DecoderLayer):
         residual, weights = x, None
         x = self.input_layernorm(x)
         if self.layer_type == "linear_attention":
-            x = self.linear_attn(x)
+            x = self.linear_attn(x, mask)
         else:
             x, weights = self.self_attn(x, mask, rope)
         x = add(residual, x)
@@ -288,5 +291,6 @@ class Qwen3_5(Decoder):
         factor = self.config["rope_parameters"].get("partial_rotary_factor", 1.0)
         return Rotary(self.tape, int(head_dim(self.config) * factor))
 
-    def masks(self, x: Tensor) -> dict[str, Tensor | None]:
-        return {"full_attention": causal_mask(x, self.kind), "linear_attention": None}
+    def masks(self, x: Tensor, filling: Filling) -> dict[str, Tensor | None]:
+        full = causal_mask(x, self.kind, filling)
+        return {"full_attention": full, "linear_attention": padding_of_states(filling)}
