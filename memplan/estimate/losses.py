@@ -43,7 +43,7 @@ def summed_loss(tape: Tape, hidden: list[Tensor], head: Head, batch: Batch, *, k
     if kind == "held":
         logits = head.logits(rows)
         tape.held.append(logits)
-        return to(cross_entropy(to(logits, "float32") if tape.autocast else logits, labels), "float32")
+        return to(cross_entropy(logits, labels), "float32")
     if kind == "fused":
         return fused_loss(rows, head, labels, teacher)
     if kind == "valid-rows":

@@ -6,7 +6,7 @@ Each function stands for the torch op of its name; tensors are `tape.Tensor`.
 from typing import Any
 
 from memplan.estimate.tape import Node, Tensor
-from memplan.estimate.views import as_inputs, broadcast, for_autocast, promoted, sum_to, to
+from memplan.estimate.views import as_inputs, autocast_dtype, broadcast, for_autocast, promoted, sum_to, to
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -217,17 +217,19 @@ def total(x: Tensor, *dims: int, keepdim: bool = False) -> Tensor:
 
 
 def softmax(x: Tensor, dtype: str | None = None, op: str = "softmax") -> Tensor:
-    """Over the last dimension, in `dtype` where it is given (the kernel converts as it reads); saves its result."""
-    (x,) = for_autocast(op, x)
+    """Over the last dimension, in `dtype` where it is given, which autocast then leaves as it is; saves its result. On
+    CUDA a kernel reads fp16 and writes fp32, and another does so backwards."""
     tape = x.tape
-    if dtype is not None and not (tape.rules == "cuda" and dtype == "float32" and x.dtype == "float16"):
+    if dtype is None:
+        dtype = autocast_dtype(op, x)
+    if not (tape.rules == "cuda" and dtype == "float32" and x.dtype == "float16"):
         x = to(x, dtype)
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
-        return [tape.new(f"{op}_backward", grads[0].shape, grads[0].dtype)]
+        return [tape.new(f"{op}_backward", grads[0].shape, node.info)]
 
-    node = tape.record(op, (x,), backward)
-    out = tape.make(op, (x.shape, x.dtype if dtype is None else dtype))
+    node = tape.record(op, (x,), backward, info=x.dtype)
+    out = tape.make(op, (x.shape, dtype))
     return tape.link(node, out, saved=(out,))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.estimate.ops import softmax
 from memplan.estimate.tape import Node, Shape, Tensor
-from memplan.estimate.views import FLOATS, cast_weight, flatten, sum_to, to, transpose, view
+from memplan.estimate.views import FLOATS, cast_weight, flatten, for_autocast, sum_to, to, transpose, view
 
 
 def workspace(x: Tensor) -> None:
@@ -262,8 +262,11 @@ def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Summed over rows [N, V] of fp32: saves log-probabilities; backward makes two tensors of their size."""
-    return nll_loss(log_softmax(logits), labels)
+    """Summed over rows [N, V]: saves log-probabilities; backward makes two tensors of their size. CUDA's autocast lets
+    the log-probabilities have the logits' dtype, which cross_entropy_loss asks for (aten/src/ATen/native/LossNLL.cpp,
+    torch 2.13), and makes fp32 ones of them for nll_loss; the CPU's makes the logits fp32."""
+    (logits,) = for_autocast("cross_entropy", logits)
+    return nll_loss(softmax(logits, logits.dtype, op="_log_softmax"), labels)
 
 
 def nll_losses(probs: Tensor, labels: Tensor) -> Tensor:
@@ -272,7 +275,8 @@ def nll_losses(probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def nll_loss(probs: Tensor, labels: Tensor, shape: Shape = ()) -> Tensor:
-    """The sum of the labels' entries of fp32 log-probabilities [N, V], which it saves."""
+    """The sum of the labels' entries of log-probabilities [N, V], which it saves in fp32 under autocast."""
+    (probs,) = for_autocast("nll_loss", probs)
     tape = probs.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:

@@ -15,11 +15,13 @@ from memplan.spec.step import PRECISIONS
 STEPS: dict[str, dict[str, Any]] = {
     "scaled and clipped": {"precision": "fp16", "clip": 1.0, "optimizer": "adamw-foreach", "lora": "8:q+v"},
     "scaled under autocast, dropped out": {"precision": "fp16-mixed", "dropout": 0.1, "ckpt": "full"},
+    "fp16 scores": {"precision": "fp16", "attention": "eager", "ckpt": "full", "loss": "fused", "batch": 4, "seq": 256},
+    "logits held under autocast": {"precision": "bf16-mixed", "loss": "held", "ckpt": "full"},
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_scaled_step_equals_the_trace_in_every_phase(name: str) -> None:
+def test_a_step_equals_the_trace_in_every_phase(name: str) -> None:
     run = on_card(**STEPS[name])
     assert peaks_by_ledger(run) == peaks_by_trace(run)
 

@@ -56,17 +56,21 @@ def heads_of(x: Tensor, size: int) -> Tensor:
 
 
 def repeat_kv(x: Tensor, times: int) -> Tensor:
-    """x [B, K, S, D] as [B, K * times, S, D]: a copy, or itself."""
+    """x [B, K, S, D] as [B, K * times, S, D]: a copy, or itself; a single head is repeated by a view."""
     if times == 1:
         return x
     B, K, S, D = x.shape
-    return views.flatten(clone(expand(unsqueeze(x, 2), B, K, times, S, D)), 1, 2)
+    wide = expand(unsqueeze(x, 2), B, K, times, S, D)
+    return views.flatten(wide if views.is_one(K) else clone(wide), 1, 2)
 
 
 def matmul(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:
-    """Product of four dimensions; an operand whose heads lie apart in memory is copied to be batched."""
+    """Product of four dimensions; an operand whose heads lie apart in memory, or are one and the same in each of several
+    samples, is copied to be batched."""
     x, y = lowered(x), lowered(y)
-    return bmm(clone(x) if copy_x else x, clone(y) if copy_y else y)
+    several = not views.is_one(x.shape[0])
+    copied = copy_x or (several and not x.dense), copy_y or (several and not y.dense)
+    return bmm(clone(x) if copied[0] else x, clone(y) if copied[1] else y)
 
 
 def eager_attention(
