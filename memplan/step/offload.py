@@ -47,9 +47,8 @@ class Offload:
         self._stream: Any = None
 
     def put_on(self, block: nn.Module) -> None:
-        """Makes `block` keep its tensors on the host, parameters apart."""
+        """Makes `block` keep its tensors on the host, parameters apart: those of the call, which FSDP2 has gathered."""
         plain: Callable[..., Any] = block.forward
-        storages = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
@@ -59,6 +58,7 @@ class Offload:
             kept: list[weakref.ref[Kept]] = []
             self._calls.append(kept)
             number = len(self._calls) - 1
+            storages = {parameter.untyped_storage()._cdata for parameter in block.parameters()}
 
             def pack(tensor: Tensor) -> Tensor | Kept:
                 stays = tensor.nbytes < MIN_BYTES or tensor.untyped_storage()._cdata in storages

@@ -65,8 +65,8 @@ def repeat_kv(x: Tensor, times: int) -> Tensor:
 
 
 def matmul(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:
-    """Product of four dimensions; an operand whose heads lie apart in memory, or are one and the same in each of several
-    samples, is copied to be batched."""
+    """Product of four dimensions; an operand whose heads lie apart in memory, or are one in each of several samples, is
+    copied to be batched."""
     x, y = lowered(x), lowered(y)
     several = not views.is_one(x.shape[0])
     copied = copy_x or (several and not x.dense), copy_y or (several and not y.dense)
