@@ -47,7 +47,12 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     return answer, Fit(
         gate_bytes=question.gate_bytes,
         limit_bytes=limit_bytes,
-        fits=fits(peak_bytes, limit_bytes, gate=question.gate_bytes is not None),
+        fits=fits(
+            peak_bytes,
+            limit_bytes,
+            gate=question.gate_bytes is not None,
+            likely_bytes=answer.reserved.likely_bytes,
+        ),
         max_batch=largest,
         max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes),
         max_seq=max_seq(run, limit_bytes, answer),
@@ -64,23 +69,6 @@ def explain_estimate(question: Ladder, device: DeviceSpec) -> tuple[tuple["Formu
 
         return explain_module(run)
     return lines_of(run)
-
-
-def sweep(question: Ladder, device: DeviceSpec, axes: Sequence[str]) -> tuple[list[dict[str, Any]], RunSpec]:
-    """Estimated peaks of the one rung of `question` with every combination of `axes`, such as `batch=1:64`, and the run
-    that they start from."""
-    from memplan.estimate.sweep import sweep as swept
-    from memplan.spec.axes import parse_axis
-
-    run = one_run(question, device, verb="estimate")
-    found = dict(parse_axis(text) for text in axes)
-    if len(found) < len(axes):
-        raise MemplanError("The sweep names a lever twice.", "Type its values in one: --sweep batch=1:8,16,32.")
-    if run.model.impl == "user":
-        from memplan.api_module import sweep_module
-
-        return sweep_module(run, found), run
-    return list(swept(run, found)), run
 
 
 def one_run(question: Ladder, device: DeviceSpec, *, verb: str) -> RunSpec:

@@ -5,8 +5,7 @@ Every step whose memory is claimed was traced: the largest batch and the next on
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from memplan.backends.environment import installed_version
@@ -41,25 +40,16 @@ def explain_module(run: RunSpec) -> tuple[tuple[FormulaLine, ...], dict[str, int
     return peak_lines(known, traced(run)), {"B": run.step.micro_batch, "S": run.step.seq}
 
 
-def sweep_module(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """`run` with each combination of the values of `axes`, fields of its step, in their order, each traced: the values
-    and `peak_allocated_bytes`. Batches that do not divide into their chunks are left out."""
-    check(run)
-    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    sizes = [{"batch": run.step.batch, "chunks": run.step.chunks} | point for point in points]
-    points = [point for point, size in zip(points, sizes, strict=True) if not size["batch"] % size["chunks"]]
-    if not points:
-        raise MemplanError("No batch of the sweep divides into its chunks.", "Sweep batch=8:64:8 with chunks=1,2,4.")
-    if len(points) > MOST_TRACED:
+def check_sweep(runs: Iterable[RunSpec], number: int) -> None:
+    """MemplanError for what neither formulas nor the trace tell of `runs`, or for more configurations than are traced
+    in a sitting."""
+    for run in runs:
+        check(run)
+    if number > MOST_TRACED:
         raise MemplanError(
-            f"{len(points)} configurations of a model of your own would each be traced.",
+            f"{number} configurations of a model of your own would each be traced.",
             f"Sweep {MOST_TRACED} or fewer, such as --sweep batch=1,2,4,8.",
         )
-    runs = [changed(run, **point) for point in points]  # what no step can be is refused before anything is traced
-    return [
-        point | {"peak_allocated_bytes": traced(one).steps.needed_bytes}
-        for point, one in zip(points, runs, strict=True)
-    ]
 
 
 def module_states(run: RunSpec) -> tuple[ModuleFacts, States]:
@@ -129,6 +119,15 @@ class Room:
         needed_bytes = found.steps.needed_bytes
         fits = needed_bytes <= self.limit_bytes if self.gate_bytes is not None else found.steps.out_of_memory is None
         return Probe(fits=fits, num_bytes=needed_bytes)
+
+    def peak_with(self, **changes: Any) -> tuple[int, bool | None] | MemplanError:
+        """The traced peak of the run with another size, and whether it finds room where anything limits it; or what the
+        module raises."""
+        try:
+            found = traced(changed(self.run, **changes))
+        except MemplanError as error:
+            return error
+        return found.steps.needed_bytes, self.probe(found).fits if self.limits else None
 
     def probe_with(self, **changes: Any) -> Probe:
         """The same of the run with another size; one of which the module raises does not fit."""

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memplan import api
-from memplan.cli_io import DEFAULT_MODEL, Gate, Output, say, show, show_json, typed
+from memplan.cli_io import Gate, Output, one_rung, rung_and_given, say, show, show_json, typed
+from memplan.cli_once import check_rungs
 from memplan.cli_options import RUNG, STEP, Argument, Verb, option
 from memplan.errors import MemplanError, NothingMeasuredError
 from memplan.record import Fit
@@ -28,23 +29,25 @@ def estimate(
     """Say by formulas what a step needs: static memory, what a sample adds, the peak of each phase, what fits."""
     if method not in ("formulas", "trace"):
         raise MemplanError(f"Unknown method {method!r}.", "Type --method formulas or --method trace.")
+    if sweep and (explain or method == "trace"):
+        other = "--explain" if explain else "--method trace"
+        raise MemplanError(f"{other} answers for one configuration, --sweep for many.", "Leave one out.")
     if method == "trace":
+        if explain:
+            raise MemplanError("--explain prints formulas, and --method trace has none.", "Leave one out.")
         trace(**step, gpu=gpu, device=device, gate=gate, plot=None, entry=None, output=output)
         return
     from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table, witnesses
     from memplan.report.render import check_form, render
 
     check_form(output)
-    rung, given = _rung_and_given(step, gate=gate)
-    question, on = _one_rung(rung, given, name="estimate"), api.estimated_device(device, gpu)
     if sweep:
-        from memplan.report.sweep_table import sweep_table
+        from memplan.cli_sweep import show_sweep
 
-        rows, run = api.sweep(question, on, sweep)
-        say([*witnesses(run), *assumptions(run, given.keys() | typed(gpu=gpu).keys())])
-        title = f"{run.model.name} on {on.name}"
-        show(render(sweep_table(rows, limit_bytes=api.limit_of(question, on), title=title, run=run), output))
+        show_sweep(sweep, step, typed(gpu=gpu, gate=gate), api.estimated_device(device, gpu), output)
         return
+    rung, given = rung_and_given(step, gate=gate)
+    question, on = one_rung(rung, given, name="estimate"), api.estimated_device(device, gpu)
     answer, fit = api.estimate(question, on)
     say([*witnesses(answer.run), *assumptions(answer.run, given.keys() | typed(gpu=gpu).keys())])
     if explain:
@@ -76,7 +79,7 @@ def trace(
     from memplan.report.trace_page import run_heading, trace_json, trace_page, trace_phase_table
 
     check_form(output)
-    rung, given = _rung_and_given(step, gate=gate)
+    rung, given = rung_and_given(step, gate=gate)
     on = api.estimated_device(device, gpu)
     if entry is not None:
         if given.keys() - {"gate"} or rung is not None:
@@ -84,7 +87,7 @@ def trace(
         steps, fit = api.trace_entry(entry, on, None if gate is None else parse_bytes(gate))
         title, heading, answer = entry, f"{entry}\ntraced for {on.name}", trace_json(steps, fit)
     else:
-        traced, fit, per_sample_bytes = api.trace(_one_rung(rung, given, name="trace"), on)
+        traced, fit, per_sample_bytes = api.trace(one_rung(rung, given, name="trace"), on)
         say(assumptions(traced.run, given.keys() | typed(gpu=gpu).keys()))
         steps, heading = traced.steps, run_heading(traced, per_sample_bytes)
         answer = trace_json(traced, fit) | {"per_sample_bytes": per_sample_bytes}
@@ -116,8 +119,8 @@ def explain(
     check_form(output)
     if what != "checkpoint":
         raise MemplanError(f"There is nothing to explain called {what!r}.", "Type memplan explain checkpoint.")
-    rung, given = _rung_and_given(step)
-    question = _one_rung(rung, {"ckpt": "selective"} | given, name="explain")
+    rung, given = rung_and_given(step)
+    question = one_rung(rung, given, name="explain", ckpt="selective")
     answer = api.explain(question, api.estimated_device(device, gpu))
     say(assumptions(answer.run, given.keys() | typed(gpu=gpu).keys()))
     if output in ("json", "jsonl"):
@@ -158,6 +161,7 @@ def verify(
     given = typed(**step, device=device)
     assumed = {"model": "tiny", "device": "cpu", "loss": "full,chunked-ckpt:2"}
     question = Ladder.from_dict(assumed | given | {"rungs": rungs}, name="verify", origin="options")
+    check_rungs(question, given)
     reports = list(api.verify(question))
     show(render(parity_table(reports), output, rich=wants_rich()))
     sys.exit(0 if all(report.same for report in reports) else 1)
@@ -198,21 +202,6 @@ def _end_at_gate(fit: Fit) -> None:
     """Ends with 1 when a gate was asked for and does not hold."""
     if fit.gate_bytes is not None and not fit.fits:
         sys.exit(1)
-
-
-def _rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, dict[str, Any]]:
-    """The rung that `--rung` or `--batch` and `--chunks` name, or None, and the other options that were typed."""
-    rung, batch, chunks = (step.pop(name) for name in RUNG)
-    if rung is not None and (batch is not None or chunks is not None):
-        raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
-    if batch is not None or chunks is not None:
-        rung = f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
-    return rung, typed(**step, **others)
-
-
-def _one_rung(rung: str | None, given: dict[str, Any], *, name: str) -> Ladder:
-    """The ladder of one rung, B1c1 when none was named."""
-    return Ladder.from_dict({"model": DEFAULT_MODEL} | given | {"rungs": rung or "B1c1"}, name=name, origin="options")
 
 
 VERBS = {

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-from memplan.cli_options import STEP, option
+from memplan.cli_once import check_rungs
+from memplan.cli_options import RUNG, STEP, option
 from memplan.errors import MemplanError
 from memplan.spec import Ladder
 from memplan.units import MIB, decimal_note
@@ -21,7 +22,9 @@ Output = Annotated[str, option("-o", "--output", help="table, json, jsonl, md, c
 def ladder_of(rungs: str, given: dict[str, Any]) -> Ladder:
     """The ladder of a file, or of rungs, with the options that were given."""
     if rungs.endswith(".toml") or "/" in rungs:
-        return Ladder.from_toml(Path(rungs), given)
+        ladder = Ladder.from_toml(Path(rungs), given)
+        check_rungs(ladder, given)
+        return ladder
     if "entry" in given:
         values = {"model": given["entry"]} | given | {"rungs": rungs}
         if beside := sorted(given.keys() & STEP.keys() - {"ckpt", "seq"}):
@@ -30,7 +33,28 @@ def ladder_of(rungs: str, given: dict[str, Any]) -> Ladder:
     else:
         values = {"model": DEFAULT_MODEL} | given | {"rungs": rungs}
     device = values.get("device", "auto")
-    return Ladder.from_dict(values, name=f"{plain_name(values['model'])}_{device}", origin="options")
+    ladder = Ladder.from_dict(values, name=f"{plain_name(values['model'])}_{device}", origin="options")
+    check_rungs(ladder, given)
+    return ladder
+
+
+def rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, dict[str, Any]]:
+    """The rung that `--rung` or `--batch` and `--chunks` name, or None, and the other options that were typed."""
+    rung, batch, chunks = (step.pop(name) for name in RUNG)
+    if rung is not None and (batch is not None or chunks is not None):
+        raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
+    if batch is not None or chunks is not None:
+        rung = f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
+    return rung, typed(**step, **others)
+
+
+def one_rung(rung: str | None, given: dict[str, Any], *, name: str, **usual: Any) -> Ladder:
+    """The ladder of one rung, B1c1 when none was named, with the options that were `given`, and what is `usual` where
+    they are not."""
+    values = {"model": DEFAULT_MODEL} | usual | given | {"rungs": rung or "B1c1"}
+    ladder = Ladder.from_dict(values, name=name, origin="options")
+    check_rungs(ladder, given)
+    return ladder
 
 
 def plain_name(models: str) -> str:

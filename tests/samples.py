@@ -1,8 +1,11 @@
 """Small runs and rows that many tests need."""
 
 import gc
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
+from memplan.estimate.sweep import replaced, sweep_sizes
 from memplan.models.registry import model_spec
 from memplan.record import RungResult, WindowPeak
 from memplan.spec import DeviceSpec, Rung, RunSpec, StepSpec
@@ -63,3 +66,15 @@ def measured_peak(run: RunSpec) -> int:
         step(window.mark)
     assert window.reading is not None
     return window.reading.peak.allocated_bytes
+
+
+def swept(run: RunSpec, axes: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """`run` with each combination of the values of `axes`, batches that divide into their chunks, and its peak."""
+    names = ("batch", "chunks", "seq")
+    others = {name: values for name, values in axes.items() if name not in names}
+    sizes = itertools.product(*(axes.get(name, [getattr(run.step, name)]) for name in names))
+    points = [(batch, chunks, seq) for batch, chunks, seq in sizes if not batch % chunks]
+    for chosen in itertools.product(*others.values()):
+        levers = dict(zip(others, chosen, strict=True))
+        for point, peak in sweep_sizes(replaced(run, levers), points).items():
+            yield dict(zip(names, point, strict=True)) | levers | {"peak_allocated_bytes": peak}

@@ -1,8 +1,7 @@
-"""Thousands of configurations at once: batches and lengths as arrays, every other lever in turn."""
+"""Thousands of configurations at once: batches, chunks and lengths as arrays."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from memplan.errors import MemplanError
@@ -12,43 +11,33 @@ from memplan.estimate.reading import peak_bytes
 from memplan.estimate.step import write_step
 from memplan.spec.run import RunSpec
 
-ARRAYS = ("batch", "chunks", "seq")
-"""Axes whose values are told together."""
 Point = tuple[int, int, int]
 """Batch, chunks and length."""
 
 
-def sweep(run: RunSpec, axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """`run` with each combination of the values of `axes`, fields of its step, in their order: the values and
-    `peak_allocated_bytes`. Batches that do not divide into their chunks are left out."""
+def sweep_sizes(run: RunSpec, points: Sequence[Point]) -> dict[Point, int | MemplanError]:
+    """Peaks of `run` with each batch, number of chunks and length, blocks as large as what was asked for; the error
+    where formulas know nothing of it."""
     import numpy as np
 
-    others = {name: values for name, values in axes.items() if name not in ARRAYS}
-    batches, chunks, lengths = (list(axes.get(name, [getattr(run.step, name)])) for name in ARRAYS)
-    grid = [
-        (batch, parts, seq) for batch, parts, seq in itertools.product(batches, chunks, lengths) if not batch % parts
-    ]
-    if not grid:
-        raise MemplanError("No batch of the sweep divides into its chunks.", "Sweep batch=8:64:8 with chunks=1,2,4.")
-    for chosen in itertools.product(*others.values()):
-        levers = dict(zip(others, chosen, strict=True))
-        peaks: dict[Point, int] = {}
-        by_length = run.model.impl == "hf" and config_of(run)["model_type"] in RECURRENT
-        for part in told_together(replaced(run, levers), grid, by_length=by_length):
-            like = replaced(run, levers | dict(zip(ARRAYS, part[0], strict=True)))
-            for parts, seq in {point[1:] for point in part}:  # what no step can be is refused before any number is said
-                replaced(run, levers | {"batch": parts, "chunks": parts, "seq": seq})
-            columns: list[Any] = [np.array(column, dtype=np.int64) for column in zip(*part, strict=True)]
-            batch, chunks_of, seq = part[0] if len(part) == 1 else columns
-            seq = part[0][2] if by_length else seq
-            sizes = Sizes(batch=batch, micro_batch=1 if part[0][0] == part[0][1] else batch // chunks_of, seq=seq)
-            found = np.broadcast_to(peak_bytes(write_step(like, sizes)), len(part))
-            peaks |= {point: int(peak) for point, peak in zip(part, found, strict=True)}
-        for point in grid:
-            yield dict(zip(ARRAYS, point, strict=True)) | levers | {"peak_allocated_bytes": peaks[point]}
+    found: dict[Point, int | MemplanError] = {}
+    by_length = run.model.impl == "hf" and config_of(run)["model_type"] in RECURRENT
+    for part in told_together(run, points, by_length=by_length):
+        like = replaced(run, dict(zip(("batch", "chunks", "seq"), part[0], strict=True)))
+        columns: list[Any] = [np.array(column, dtype=np.int64) for column in zip(*part, strict=True)]
+        batch, chunks_of, seq = part[0] if len(part) == 1 else columns
+        seq = part[0][2] if by_length else seq
+        sizes = Sizes(batch=batch, micro_batch=1 if part[0][0] == part[0][1] else batch // chunks_of, seq=seq)
+        try:
+            peaks = np.broadcast_to(peak_bytes(write_step(like, sizes)), len(part))
+        except MemplanError as error:
+            found |= dict.fromkeys(part, error)
+        else:
+            found |= {point: int(peak) for point, peak in zip(part, peaks, strict=True)}
+    return found
 
 
-def told_together(run: RunSpec, grid: list[Point], *, by_length: bool = False) -> list[list[Point]]:
+def told_together(run: RunSpec, grid: Sequence[Point], *, by_length: bool = False) -> list[list[Point]]:
     """Points of one ledger: those whose steps run the same ops, and those of one length where the number of ops depends
     on it (`by_length`); each alone where the host takes what is large."""
     if run.step.ckpt == "offload":
@@ -58,7 +47,8 @@ def told_together(run: RunSpec, grid: list[Point], *, by_length: bool = False) -
     for point in grid:
         batch, chunks, seq = point
         seen = seq + run.step.suffix
-        key = chunks > 1, batch == chunks, seen >= window, seen > window, seen % 8 == 0, seq if by_length else 0
+        hides = run.step.filling.masks(seq)
+        key = chunks > 1, batch == chunks, seen >= window, seen > window, seen % 8 == 0, hides, seq if by_length else 0
         parts.setdefault(key, []).append(point)
     return list(parts.values())
 

@@ -1,16 +1,33 @@
 """Axes of a sweep as a person types them: `batch=1:64`, `seq=1024:8192:1024`, `ckpt=none,full,selective`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from memplan.errors import MemplanError, near_names
+from memplan.spec.parallel import Parallel
+from memplan.spec.rows import Rows
+from memplan.spec.step import WORKLOADS, StepSpec
 
-NUMBERS = ("batch", "chunks", "seq", "images", "suffix", "world")
+COUNTS = ("batch", "chunks", "seq", "world")
+"""Whole numbers of 1 or more."""
+NUMBERS = (*COUNTS, "images", "suffix")
 FRACTIONS = ("dropout", "clip")
-NAMES = (
-    "ckpt", "loss", "optimizer", "update", "precision", "attention", "norm", "rows", "lora", "parallel", "workload",
-)  # fmt: skip
+ALONE = ("ckpt", "loss", "optimizer", "update", "precision", "attention", "norm", "lora")
+"""Levers of which every value goes with the plain step."""
+NAMES = (*ALONE, "rows", "parallel", "workload", "model", "impl", "freeze", "gpu")
 MOST = 1_000_000
 """Values of one axis."""
+
+
+def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """The values of each lever that `texts` name; MemplanError when one is named twice."""
+    axes: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        name, values = parse_axis(text)
+        if name in axes:
+            raise MemplanError("The sweep names a lever twice.", "Type its values in one: --sweep batch=1:8,16,32.")
+        axes[name] = values
+    return axes
 
 
 def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
@@ -22,12 +39,32 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
         return name, numbers(name, rest)
     if name in FRACTIONS:
         try:
-            return name, tuple(float(value) for value in rest.split(","))
+            fractions = tuple(float(value) for value in rest.split(","))
         except ValueError:
             raise MemplanError(f"The sweep {text!r} needs numbers.", f"Type --sweep {name}=0,0.1.") from None
+        for fraction in fractions:
+            check_value(name, fraction)
+        return name, tuple(dict.fromkeys(fractions))
     if name in NAMES:
-        return name, tuple(rest.split(","))
+        values = tuple(dict.fromkeys(value.strip() for value in rest.split(",")))
+        for value in values:
+            check_value(name, value)
+        return name, values
     raise MemplanError(f"{name!r} cannot be swept.", near_names(name, (*NUMBERS, *FRACTIONS, *NAMES)))
+
+
+def check_value(name: str, value: Any) -> None:
+    """MemplanError unless the lever `name` may have `value` in some step; models and cards are looked up later."""
+    if value == "":
+        raise MemplanError(f"The sweep of {name} has an empty value.", f"Type --sweep {name}=A,B.")
+    if name == "rows":
+        Rows.parse(value)
+    elif name == "parallel":
+        Parallel.parse(value)
+    elif name == "workload" and value not in WORKLOADS:
+        raise MemplanError(f"Unknown workload {value!r}.", near_names(value, WORKLOADS))
+    elif name in (*ALONE, *FRACTIONS):
+        StepSpec(batch=1, seq=1, **{name: value})
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
@@ -40,5 +77,7 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
         first, last, step = (*map(int, pieces), *((int(pieces[0]),) if len(pieces) == 1 else ()), 1)[:3]
         if step < 1 or last < first or (last - first) // step >= MOST:
             raise MemplanError(f"{part!r} is an empty range, or too long.", f"Type --sweep {name}=1:64.")
+        if name in COUNTS and first < 1:
+            raise MemplanError(f"{name} is {first}; it must be 1 or more.", f"Type --sweep {name}=1:64.")
         values += range(first, last + 1, step)
     return tuple(dict.fromkeys(values))

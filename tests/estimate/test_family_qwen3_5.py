@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from family_runs import config_run, counted, counted_by_transformers, estimated, others, traced
 from models.hf_configs import SMALL
+from samples import swept
 
 from memplan.estimate import recurrent
 from memplan.estimate.step import write_step
-from memplan.estimate.sweep import sweep
 
 CONFIG = SMALL["qwen3_5_text"]
 BARE = CONFIG | {"vocab_size": 96}
@@ -91,7 +91,7 @@ def test_a_long_sequence_is_told_by_as_few_events_as_a_short_one() -> None:
 
 
 def test_a_sweep_over_lengths_says_what_each_length_says_alone() -> None:
-    points = list(sweep(config_run(SHORT), {"batch": [2, 4], "seq": [64, 100, 448]}))
+    points = list(swept(config_run(SHORT), {"batch": [2, 4], "seq": [64, 100, 448]}))
     peaks = [estimated(config_run(SHORT, batch=point["batch"], seq=point["seq"])) for point in points]
     assert [point["peak_allocated_bytes"] for point in points] == peaks
 

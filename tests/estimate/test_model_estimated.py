@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from family_runs import estimated, traced
-from samples import run_of
+from samples import run_of, swept
 
 from memplan.errors import MemplanError
 from memplan.estimate.modules import partial_sums
 from memplan.estimate.peak import peak_of
 from memplan.estimate.step import tape_of
-from memplan.estimate.sweep import replaced, sweep
+from memplan.estimate.sweep import replaced
 from memplan.models.registry import model_spec
 from memplan.spec import RunSpec
 from memplan.spec.device import CPU, card
@@ -72,7 +72,7 @@ def test_a_workload_peaks_where_the_trace_does(name: str) -> None:
 )
 def test_a_sweep_over_a_workload_says_what_each_point_says_alone(step: dict[str, Any], axes: dict[str, Any]) -> None:
     run = asked_of(step)
-    for row in sweep(run, axes):
+    for row in swept(run, axes):
         peak = row.pop("peak_allocated_bytes")
         assert peak == peak_of(replaced(run, row)), row
 

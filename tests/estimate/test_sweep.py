@@ -7,13 +7,13 @@ import time
 from typing import Any
 
 import pytest
-from samples import asked
+from samples import asked, swept
 
 from memplan.errors import MemplanError
 from memplan.estimate.explain import explain
 from memplan.estimate.peak import peak_of
 from memplan.estimate.search import largest
-from memplan.estimate.sweep import replaced, sweep
+from memplan.estimate.sweep import replaced
 from memplan.spec.axes import parse_axis
 from memplan.spec.device import card
 
@@ -31,7 +31,7 @@ AXES: dict[str, Any] = {
 def test_a_sweep_says_what_single_estimates_say(name: str) -> None:
     run = asked(name, "B1c1", device=card("h100-80g"))
     axes = AXES if name == "tiny" else AXES | {"seq": [64, 128], "ckpt": ["none", "selective"], "precision": ["bf16"]}
-    rows = list(sweep(run, axes))
+    rows = list(swept(run, axes))
     assert len(rows) == len(axes["seq"]) * (32 + 16) * len(axes["ckpt"]) * 4 * len(axes["precision"])
     for row in random.Random(7).sample(rows, 15):
         levers = {key: value for key, value in row.items() if key != "peak_allocated_bytes"}
@@ -44,7 +44,7 @@ def test_ten_thousand_configurations_take_a_second() -> None:
     axes = {"batch": range(1, 65), "seq": range(512, 8193, 512), "ckpt": ["none", "full", "selective", "every:2"]}
     axes |= {"loss": ["full", "chunked:8", "chunked-ckpt:8"]}
     started = time.process_time()
-    rows = list(sweep(run, axes))
+    rows = list(swept(run, axes))
     assert len(rows) == 64 * 16 * 12
     assert (time.process_time() - started) / len(rows) <= 3 / 10_000
 
@@ -63,7 +63,10 @@ def test_axes_are_read_as_typed(text: str, values: tuple[object, ...]) -> None:
     assert parse_axis(text)[1] == values
 
 
-@pytest.mark.parametrize("text", ["batch", "batch=", "batch=x", "batch=2:1", "batch=1:2:0", "dropout=x", "gpu=h200"])
+@pytest.mark.parametrize(
+    "text",
+    ["batch", "batch=", "batch=x", "batch=2:1", "batch=1:2:0", "dropout=x", "world=0", "steps=2", "ckpt=none,ful"],
+)
 def test_axes_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(MemplanError):
         parse_axis(text)
