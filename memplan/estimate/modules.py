@@ -181,11 +181,12 @@ class LayerNorm(Module):
 
 
 class Embedding(Module):
-    """Token table [V, H], with a second one of `extra` rows concatenated below it at each forward."""
+    """Token table [V, H], with a second one of `extra` rows concatenated below it at each forward; with `words` False
+    a table of places or types, which no head reads."""
 
-    def __init__(self, tape: Tape, name: str, vocab: int, width: int, *, extra: int = 0) -> None:
+    def __init__(self, tape: Tape, name: str, vocab: int, width: int, *, extra: int = 0, words: bool = True) -> None:
         super().__init__(tape, name)
-        self.weight = tape.setup.parameter(tape, f"{name}.weight", (vocab, width))
+        self.weight = tape.setup.parameter(tape, f"{name}.weight", (vocab, width), words=words)
         self.extra = tape.setup.parameter(tape, f"{name}.extra", (extra, width), always=True) if extra else None
 
     def forward(self, tokens: Tensor) -> Tensor:

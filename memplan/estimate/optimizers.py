@@ -8,6 +8,7 @@ Source: torch/optim/adamw.py, adam.py, sgd.py, _adafactor.py, _muon.py (the `_si
 """
 
 from memplan.estimate import low_bit
+from memplan.estimate.setup import in_block
 from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
 
 NEWTON_SCHULZ_STEPS = 5
@@ -144,7 +145,7 @@ class Muon(Optimizer):
 
 def is_matrix(parameter: Parameter) -> bool:
     """Whether Muon takes a parameter."""
-    return parameter.component == "blocks" and len(parameter.shape) == 2
+    return in_block(parameter.component) and len(parameter.shape) == 2
 
 
 def orthogonalised(tape: Tape, matrix: Tensor) -> Tensor:

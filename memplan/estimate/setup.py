@@ -24,6 +24,8 @@ class Setup:
     """Of parameters."""
     frozen: tuple[str, ...]
     """Components that do not train."""
+    tied: bool
+    """Whether the head reads the embedding's table of words, which is part of both then."""
     rank: int
     """Of adapters, 0 without."""
     adapted: tuple[str, ...]
@@ -40,12 +42,10 @@ class Setup:
     @staticmethod
     def of(run: RunSpec) -> "Setup":
         """The set-up of `run`."""
-        frozen = run.model.frozen
-        if run.model.decoder.tied and "head" in frozen:
-            frozen = (*frozen, "embedding")
         return Setup(
             dtype=DTYPES[run.step.stored],
-            frozen=frozen,
+            frozen=run.model.frozen,
+            tied=run.model.decoder.tied,
             rank=run.step.lora_rank,
             adapted=run.step.lora_names,
             lora_base=run.step.lora_base,
@@ -55,9 +55,9 @@ class Setup:
 
     def adapter_rank(self, name: str, component: str) -> int:
         """Rank of the adapter beside the linear `name`, 0 without."""
-        if component == "blocks":
+        if in_block(component):
             self.linears.add(name)
-        wanted = self.rank and component == "blocks" and (not self.adapted or name in self.adapted)
+        wanted = self.rank and in_block(component) and (not self.adapted or name in self.adapted)
         return self.rank if wanted else 0
 
     def check_adapters(self) -> None:
@@ -70,11 +70,27 @@ class Setup:
 
     def base_dtype(self, component: str) -> str:
         """What a linear computes in whose matrix is kept in 4 bits; empty where it is not."""
-        return self.computed if self.lora_base and component == "blocks" else ""
+        return self.computed if self.lora_base and in_block(component) else ""
 
     def parameter(
-        self, tape: Tape, name: str, shape: Shape, *, adapter: bool = False, always: bool = False, dtype: str = ""
+        self,
+        tape: Tape,
+        name: str,
+        shape: Shape,
+        *,
+        adapter: bool = False,
+        always: bool = False,
+        words: bool = False,
+        dtype: str = "",
     ) -> Parameter:
-        """A parameter of the component that is being built; `always` trains even where that is frozen."""
-        trains = adapter if self.rank else always or tape.component not in self.frozen
+        """A parameter of the component that is being built; `always` trains even where that is frozen, and `words` is
+        the table that a tied head reads."""
+        own = {tape.component.partition(" ")[0]} | ({"head"} if words and self.tied else set())
+        trains = adapter if self.rank else always or not own & {*self.frozen}
         return tape.parameter(name, shape, dtype or self.dtype, trains=trains)
+
+
+def in_block(component: str) -> bool:
+    """Whether a parameter of `component` is of a block: the decoder's, or `vision blocks`, those of a tower that stand
+    in a list of blocks of their own."""
+    return component.endswith("blocks")

@@ -23,6 +23,10 @@ from memplan.spec.model import ModelSpec
 
 TOWER = re.compile(r"(^|\.)(vision|visual)(_|\.)")
 """Names of image encoders inside a model: `vision_tower`, `vision_model`, `visual`."""
+HEAD = re.compile(r"(^|\.)(classifier|cls|head)\.")
+"""Names of what makes logits of rows, or of what it does before: BERT's transform, an image encoder's pooling head."""
+EMBEDDING = re.compile(r"(^|\.)embeddings\.")
+"""Names of all that embeds tokens or patches, norms included; other tables are known by their class."""
 CONNECTOR = "multi_modal_projector"
 """Name of what joins an image encoder to a decoder."""
 
@@ -129,16 +133,20 @@ def first_block(model: nn.Module, path: str) -> nn.Module:
 
 
 def component_parameters(model: Any, component: str) -> Iterator[nn.Parameter]:
-    """Parameters of one component of transformers' module, as `factory.component_parameters` divides them."""
+    """Parameters of one component of transformers' module, as `factory.component_parameters` divides them: a table
+    that a tied head reads is of both."""
     tables = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
     out = model.get_output_embeddings()
     heads = set() if out is None else {id(parameter) for parameter in out.parameters()}
+    beside = model.main_input_name != "pixel_values"  # a decoder
     for name, parameter in model.named_parameters():
         if CONNECTOR in name:
             found = {"connector"}
-        elif TOWER.search(name):
+        elif beside and TOWER.search(name):
             found = {"vision"}
         else:
-            found = {word for word, ids in (("embedding", tables), ("head", heads)) if id(parameter) in ids}
+            embeds = id(parameter) in tables or EMBEDDING.search(name)
+            heads_it = id(parameter) in heads or HEAD.search(name)
+            found = {word for word, of_it in (("embedding", embeds), ("head", heads_it)) if of_it}
         if component in (found or {"blocks"}):
             yield parameter

@@ -4,6 +4,7 @@ Letters: `H` hidden, `L` layers, `A` query heads, `K` key/value heads, `D` head 
 """
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -226,13 +227,37 @@ class ModelSpec:
         """What is trained on samples of `images` crops where nobody asks, a name of `StepSpec.workload`."""
         return "vlm" if images else "classify" if self.family in CLASSIFIERS else "lm"
 
+    @property
+    def has_tower(self) -> bool:
+        """Whether an image encoder stands beside its decoder, even one that no step here runs."""
+        if self.vision is not None or self.impl != "hf" or self.family in CLASSIFIERS:
+            return self.vision is not None
+        return bool(json.loads(self.config).get("vision_config"))
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """What it is made of; nothing where only its owner knows."""
+        if self.impl == "user":
+            return ()
+        absent = set() if self.has_tower else {"vision", "connector"}
+        if self.connector is None and self.family != "other":
+            absent.add("connector")
+        return tuple(name for name in COMPONENTS if name not in absent)
+
     def frozen_to(self, names: str) -> "ModelSpec":
         """This model with just the components of `names`, `embedding+vision` or `none`, frozen; MemplanError when one
-        is unknown."""
+        is unknown, or no part of it."""
         asked = () if names == "none" else tuple(names.split("+"))
         for name in asked:
             if name not in COMPONENTS:
                 raise MemplanError(f"Unknown component {name!r}.", near_names(name, COMPONENTS))
+            if self.impl == "user":
+                raise MemplanError(
+                    f"Nobody knows which parameters of {self.name} are its {name}.",
+                    "Leave --freeze out and let it freeze them: parameter.requires_grad_(False).",
+                )
+            if name not in self.components:
+                raise MemplanError(f"{self.name} has no {name} to freeze.", f"It has {', '.join(self.components)}.")
         frozen = tuple(name for name in COMPONENTS if name in asked)
         return dataclasses.replace(self, frozen=frozen)
 
@@ -245,6 +270,11 @@ class ModelSpec:
         if images == 0:
             return 0
         if self.vision is None or self.connector is None:
+            if self.has_tower:
+                raise MemplanError(
+                    f"The image encoder of {self.name} is counted, but no step here runs it: steps are over text.",
+                    "Leave --images out.",
+                )
             raise MemplanError(f"{self.name} has no vision tower.", "Leave --images out.")
         side, pool = math.isqrt(self.vision.num_patches), math.isqrt(self.connector.pool)
         return images * math.ceil(side / pool) ** 2

@@ -8,6 +8,7 @@ from typing import Any
 from memplan.errors import MemplanError
 from memplan.spec.device import DeviceSpec
 from memplan.spec.model import ConnectorSpec, DecoderSpec, ModelSpec, RopeScaling, VisionSpec
+from memplan.spec.pairing import check_pair
 from memplan.spec.step import StepSpec
 
 NOT_ASKED = {
@@ -44,6 +45,7 @@ class RunSpec:
     """Where it runs."""
 
     def __post_init__(self) -> None:
+        check_pair(self.model, self.step)
         seq, images, decoder = self.step.seq, self.step.images, self.model.decoder
         length = seq + self.step.suffix
         if decoder.positions == "learned" and length > decoder.max_positions:

@@ -28,8 +28,10 @@ class Embeddings(Module):
         super().__init__(tape, "embeddings")
         width, length = config["hidden_size"], config["max_position_embeddings"]
         self.word_embeddings = Embedding(tape, "word_embeddings", config["vocab_size"], width)
-        self.position_embeddings = Embedding(tape, "position_embeddings", length, width)
-        self.token_type_embeddings = Embedding(tape, "token_type_embeddings", config["type_vocab_size"], width)
+        self.position_embeddings = Embedding(tape, "position_embeddings", length, width, words=False)
+        self.token_type_embeddings = Embedding(
+            tape, "token_type_embeddings", config["type_vocab_size"], width, words=False
+        )
         self.LayerNorm = LayerNorm(tape, "LayerNorm", width)
         self.position_ids = tape.new("buffer", (1, length), "int64", category="buffers")
         self.token_type_ids = tape.new("buffer", (1, length), "int64", category="buffers")

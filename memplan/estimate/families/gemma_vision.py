@@ -75,7 +75,7 @@ class Gemma3Vision:
         tape.component = "connector"
         self.multi_modal_projector = Projector(tape, config)
         for parameter in () if run.step.images else tape.parameters:
-            parameter.idle = parameter.component in ("vision", "connector")
+            parameter.idle = parameter.component in ("vision", "vision blocks", "connector")
 
     @property
     def head(self) -> Head:

@@ -116,7 +116,7 @@ class Gpt2:
         width, vocab, layers = (self.config[key] for key in ("n_embd", "vocab_size", "n_layer"))
         tape.component = "embedding"
         self.wte = Embedding(tape, "wte", vocab, width)
-        self.wpe = Embedding(tape, "wpe", self.config["n_positions"], width)
+        self.wpe = Embedding(tape, "wpe", self.config["n_positions"], width, words=False)
         tape.component = "blocks"
         mode = run.step.checkpointing
         kinds = [mode.treats(index) for index in range(layers)]

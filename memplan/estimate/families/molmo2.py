@@ -118,7 +118,7 @@ class Molmo2:
         tape.component = "connector"
         self.projector = Connector(tape, run, adapter, vision["num_position_embeddings"])
         for parameter in () if run.step.images else tape.parameters:
-            parameter.idle = parameter.component in ("vision", "connector")
+            parameter.idle = parameter.component in ("vision", "vision blocks", "connector")
 
     @property
     def head(self) -> Head:

@@ -93,7 +93,9 @@ class VisionTower(Module):
         def kind(index: int) -> tuple[bool, bool, bool]:
             return index in read, index > max(read), first is not None and mode.treats(first + index)
 
+        tape.component = "vision blocks"
         self.stack = Stack(tape, [kind(index) for index in range(config["num_hidden_layers"])], make)
+        tape.component = "vision"
         for index, block in self.stack.blocks:
             for parameter in block.parameters():
                 parameter.idle = index > max(read)

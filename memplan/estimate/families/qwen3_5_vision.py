@@ -30,17 +30,17 @@ class Block(Module):
 
 
 class Encoder(Module):
-    """Parameters of the encoder, those of equal blocks once; table and blocks are of the components of their kind."""
+    """Parameters of the encoder, those of equal blocks once."""
 
     def __init__(self, tape: Tape, config: Facts) -> None:
         super().__init__(tape, "visual")
         width, size = config["hidden_size"], config["patch_size"]
         merged = width * config["spatial_merge_size"] ** 2
-        tape.component = "embedding"
+        tape.component = "vision"
         self.pos_embed = self.own("pos_embed.weight", config["num_position_embeddings"], width)
-        tape.component, tape.copies = "blocks", config["depth"]
+        tape.component, tape.copies = "vision blocks", config["depth"]
         self.block = Block(tape, config)
-        tape.copies = 1
+        tape.component, tape.copies = "vision", 1
         window = config["in_channels"], config["temporal_patch_size"], size, size
         self.patch = self.own("patch_embed.proj.weight", width, *window), self.own("patch_embed.proj.bias", width)
         self.merger = LayerNorm(tape, "merger.norm", width)

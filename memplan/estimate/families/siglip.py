@@ -23,7 +23,7 @@ class SiglipEmbeddings(Module):
         super().__init__(tape, "embeddings")
         self.patch_embedding = Patches(tape, "patch_embedding", config)
         num = num_patches(config)
-        self.position_embedding = Embedding(tape, "position_embedding", num, config["hidden_size"])
+        self.position_embedding = Embedding(tape, "position_embedding", num, config["hidden_size"], words=False)
         self.position_ids = tape.new("buffer", (1, num), "int64", category="buffers")
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -92,7 +92,9 @@ class SiglipTower:
             tape.component = "embedding"
         self.embeddings = SiglipEmbeddings(tape, config)
         tape.component = whole
+        tape.component = whole if whole == "blocks" else f"{whole} blocks"
         self.encoder = Encoder(tape, config, run, first)
+        tape.component = whole
         self.post_layernorm = LayerNorm(tape, "post_layernorm", config["hidden_size"])
         self.post_layernorm.strided = True
         self.pooling = None
@@ -155,7 +157,7 @@ class SiglipText:
         width = config["hidden_size"]
         tape.component = "embedding"
         self.tokens = Embedding(tape, "token_embedding", config["vocab_size"], width)
-        self.positions = Embedding(tape, "position_embedding", config["max_position_embeddings"], width)
+        self.positions = Embedding(tape, "position_embedding", config["max_position_embeddings"], width, words=False)
         tape.component = "blocks"
         self.encoder = Encoder(tape, config, run)
         self.final_layer_norm = LayerNorm(tape, "final_layer_norm", width)
