@@ -52,12 +52,16 @@ class Linear(Module):
     """x [..., I] -> [..., O]: a matrix, in 4 bits where the step keeps those of the blocks so, and an adapter beside it
     where the step has one for its name."""
 
+    transposed = False
+    """Whether the matrix is kept as [I, O]; in 4 bits none is."""
+
     def __init__(self, tape: Tape, name: str, width: int, out: int, *, bias: bool = False) -> None:
         super().__init__(tape, name)
         setup = tape.setup
         self.low = setup.base_dtype(tape.component)
         make = nf4_matrix if self.low else setup.parameter
-        self.weight = make(tape, f"{name}.weight", (out, width))
+        turned = self.transposed and not self.low
+        self.weight = make(tape, f"{name}.weight", (width, out) if turned else (out, width))
         self.bias = setup.parameter(tape, f"{name}.bias", (out,), dtype=self.low) if bias else None
         self.down = self.up = None
         rank = setup.adapter_rank(name, tape.component)
@@ -67,11 +71,15 @@ class Linear(Module):
             self.up = setup.parameter(tape, f"{name}.lora_up", (out, rank), adapter=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = linear_4_bit(x, self.weight, self.low) if self.low else linear(x, self.weight, self.bias)
+        out = linear_4_bit(x, self.weight, self.low) if self.low else self.multiplied(x)
         if self.down is None or self.up is None:
             return out
         inner = dropout(x, self.dropout)
         return add_scaled(out, linear(linear(inner, self.down), self.up))
+
+    def multiplied(self, x: Tensor) -> Tensor:
+        """`x` by the matrix as it is, and the bias."""
+        return linear(x, self.weight, self.bias)
 
 
 class RMSNorm(Module):

@@ -23,15 +23,16 @@ from memplan.estimate.views import cast_weight, cat, chunk, flatten, narrow, spl
 from memplan.spec.run import RunSpec
 
 
-class Conv1D(Module):
-    """x [..., I] -> [..., O] by a matrix [I, O] and a bias; adapters are for linears, which it is not."""
+class Conv1D(Linear):
+    """x [..., I] -> [..., O] by a matrix [I, O] and a bias."""
+
+    transposed = True
 
     def __init__(self, tape: Tape, name: str, out: int, width: int) -> None:
-        super().__init__(tape, name)
-        self.weight = tape.setup.parameter(tape, f"{name}.weight", (width, out))
-        self.bias = tape.setup.parameter(tape, f"{name}.bias", (out,))
+        super().__init__(tape, name, width, out, bias=True)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiplied(self, x: Tensor) -> Tensor:
+        assert self.bias is not None
         bias, rows = cast_weight(self.bias), lowered(flatten(x, 0, -2))
         out = mm(rows, cast_weight(self.weight), bias)
         del bias, rows
