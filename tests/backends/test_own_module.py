@@ -8,8 +8,11 @@ import pytest
 
 from memplan import api
 from memplan.api_module import module_states, traced
+from memplan.api_sweep import sweep
 from memplan.errors import MemplanError
+from memplan.estimate.reading import largest as ledger_peaks
 from memplan.estimate.states import FORMULAS
+from memplan.estimate.step import write_step
 from memplan.estimate.traced import sum_of
 from memplan.models.registry import model_spec
 from memplan.record import Estimate, Fit
@@ -17,6 +20,7 @@ from memplan.record.trace import TracedRun
 from memplan.report.estimate_page import estimate_json, estimate_page, witnesses
 from memplan.spec import DeviceSpec, Ladder, RunSpec, StepSpec
 from memplan.spec.device import CPU, card
+from memplan.step.optimizer_low_bit import LOW_BIT
 from memplan.units import MIB, format_exact_bytes
 
 CODE = """
@@ -157,7 +161,7 @@ def test_adapters_states_are() -> None:
 
 
 def test_the_peak_is_the_traces_and_the_largest_batch_was_traced() -> None:
-    gate_bytes = 66 * MIB
+    gate_bytes = 66 * MIB  # a batch of a few
     answer, fit = asked(gate=format_exact_bytes(gate_bytes))
     steps = traced(answer.run).steps
     assert answer.peak_allocated_bytes == steps.steady.peak_allocated_bytes
@@ -206,8 +210,9 @@ def test_a_batch_that_fragments_keep_out_is_not_claimed() -> None:
 
 
 def test_a_sweep_traces_each_configuration() -> None:
-    rows, run = api.sweep(question("B2c2"), card("h100-80g"), ["batch=2,3", "ckpt=none"])
-    assert rows == [{"batch": 2, "ckpt": "none", "peak_allocated_bytes": traced(run).steps.needed_bytes}]
+    found = sweep(question("B2c2"), card("h100-80g"), {"batch": (2, 3), "ckpt": ("none",)})
+    assert [(row["batch"], row["ckpt"]) for row in found.rows] == [(2, "none")]
+    assert found.traced and found.rows[0]["peak_allocated_bytes"] == traced(found.run).steps.needed_bytes
 
 
 @pytest.mark.parametrize(
@@ -229,4 +234,17 @@ def test_what_cannot_be_said_is_one_sentence(values: dict[str, Any], text: str) 
 
 def test_a_sweep_of_hundreds_is_refused() -> None:
     with pytest.raises(MemplanError, match=r"300 configurations.*256 or fewer"):
-        api.sweep(question(), card("h100-80g"), ["batch=1:300"])
+        sweep(question(), card("h100-80g"), {"batch": range(1, 301)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16-masters", "fp16-mixed"])
+@pytest.mark.parametrize("optimizer", sorted(LOW_BIT))
+def test_a_stand_in_takes_the_step_that_the_ledger_tells(optimizer: str, precision: str) -> None:
+    run = RunSpec(
+        model=model_spec("tiny"),
+        step=StepSpec(batch=4, seq=32, optimizer=optimizer, precision=precision),
+        device=card("h100-80g"),
+    )
+    by_trace = {name: totals.allocated_bytes for name, totals in traced(run).steps.steady.phases.items()}
+    assert by_trace == {name: size for name, (_, size) in ledger_peaks(write_step(run)).items()}
