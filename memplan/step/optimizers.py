@@ -21,7 +21,9 @@ def make_optimizer(name: str, params: Iterable[Tensor], matrices: Sequence[Tenso
     Muon takes where `name` is `muon`."""
     trainable = [param for param in params if param.requires_grad]
     if not trainable:
-        raise MemplanError("No parameter trains, so that the optimizer has nothing to step on.", "Freeze fewer of them.")
+        raise MemplanError(
+            "No parameter trains, so that the optimizer has nothing to step on.", "Freeze fewer of them."
+        )
     if name in LOW_BIT:
         return low_bit_adamw(name, trainable, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     if name in ("sgd", "sgd-momentum"):

@@ -209,6 +209,7 @@ def test_a_batch_that_fragments_keep_out_is_not_claimed() -> None:
     assert answer.reserved.low_bytes == answer.reserved.high_bytes >= answer.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_a_sweep_traces_each_configuration() -> None:
     found = sweep(question("B2c2"), card("h100-80g"), {"batch": (2, 3), "ckpt": ("none",)})
     assert [(row["batch"], row["ckpt"]) for row in found.rows] == [(2, "none")]
