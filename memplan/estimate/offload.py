@@ -68,7 +68,6 @@ class Offload:
 
     def around(self, block: Any) -> Callable[..., Any]:
         """`block`'s forward, which keeps its tensors on the host, parameters apart."""
-        storages = {parameter.storage.index for parameter in block.parameters()}
         plain, tape = block.forward, self.tape
 
         def run(*args: Any) -> Any:
@@ -76,6 +75,7 @@ class Offload:
                 return plain(*args)
             if not tape.host_bytes:
                 self.calls, self.known = [], {}
+            storages = {parameter.storage.index for parameter in block.parameters()}
             self.calls.append([])
             tape.frame = Call(self, len(self.calls) - 1, storages)
             try:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memplan.estimate.bands import process_of, reserved_band
+from memplan.estimate.bands import fits, process_of, reserved_band
 from memplan.estimate.blocks import place
 from memplan.estimate.reading import alive_at, peak_bytes, phase_peaks, settle
 from memplan.estimate.step import write_forward, write_step
@@ -38,10 +38,20 @@ def estimate(run: RunSpec) -> Estimate:
         logits_per_sample_bytes=logits,
         reserved=reserved,
         process=process_of(reserved, run.device, world=run.step.world),
-        host_bytes=tape.peak_host_bytes,
+        host_bytes=tape.peak_host_bytes + tape.offloaded_bytes,
         managed_bytes=tape.managed_bytes,
         unsplit_bytes=allocated_bytes - asked_bytes,
     )
+
+
+def finds_room(run: RunSpec, limit_bytes: int) -> bool | None:
+    """Whether `run` fits into a card that has `limit_bytes`; None where fragments may keep it out."""
+    tape = write_step(run)
+    found = fits(int(peak_bytes(tape)), limit_bytes, gate=False)
+    if not found:
+        return found
+    reserved_bytes = place(tape)
+    return fits(int(peak_bytes(tape)), limit_bytes, gate=False, likely_bytes=reserved_bytes)
 
 
 def peak_of(run: RunSpec) -> Any:

@@ -36,6 +36,9 @@ class Setup:
     """Dtype of products."""
     dropout: float
     """Probability of dropping an element."""
+    last_blocks: int = 1
+    """Blocks at the end of a row of equal ones that are told one by one: where a block's backward meets what the one
+    behind it left, the last one is unlike the others."""
     linears: set[str] = field(default_factory=set)
     """Names of the linears of the blocks that were made."""
 
@@ -51,6 +54,7 @@ class Setup:
             lora_base=run.step.lora_base,
             computed=DTYPES[run.step.computed],
             dropout=run.step.dropout,
+            last_blocks=2 if run.step.checkpointing.kind == "offload" or run.step.sharding.kind == "fsdp2" else 1,
         )
 
     def adapter_rank(self, name: str, component: str) -> int:

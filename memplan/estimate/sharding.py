@@ -4,11 +4,11 @@ Letters: `W` world size. Source: torch/distributed/fsdp/_fully_shard (`_fsdp_par
 torch/csrc/distributed/c10d/reducer.cpp, torch 2.13; ZeRO (arXiv 1910.02054). Checked:
 tests/estimate/test_sharding_estimated.py, against the trace of the same rank.
 
-Known limits: reserved memory of the streams that gather and reduce is not known; ZeRO-2's buckets are dealt over the
-blocks that run, each of which stands for its equals.
+Known limits: reserved memory of the streams that gather and reduce is not known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any
 
 from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
@@ -114,59 +114,91 @@ class StateSharding(Sharding):
 
 
 class GradientSharding(Sharding):
-    """ZeRO-2: gradients move into the buffer of their bucket, of which one W-th stays."""
+    """ZeRO-2: parameters lie in buckets one behind the other; gradients move into the buffer of their bucket, of which
+    one W-th stays."""
 
     def prepare(self, trainable: list[Parameter]) -> list[Parameter]:
-        """Deals the buckets, in the reverse of the parameters' order."""
-        self.shares: dict[Parameter, Parameter] = {
-            one: share(one, (-(-one.numel // self.world),), one.dtype) for one in trainable
-        }
-        self.bucket_of: dict[Parameter, int] = {}
-        self.buckets: list[list[Parameter]] = []
-        size = 0
-        for one in reversed(trainable):
-            num_bytes = one.numel * one.width
-            if not self.buckets or size + num_bytes > BUCKET_BYTES:
-                self.buckets.append([])
-                size = 0
-            size += num_bytes
-            self.bucket_of[one] = len(self.buckets) - 1
-            self.buckets[-1].append(one)
-        self.buffers: dict[int, tuple[Storage, set[Parameter]]] = {}
+        """Deals the buckets, in the reverse of the parameters' order, those of all blocks."""
+        self.buckets: list[Bucket] = []
+        self.homes: dict[Parameter, list[Bucket]] = {one: [] for one in trainable}
+        part: list[Parameter] = []
+        for one in [*every(trainable)][::-1]:
+            full = sum(other.numel * other.width for other in part) + one.numel * one.width > BUCKET_BYTES
+            if part and (full or one.dtype != part[0].dtype):
+                self.make(part)
+                part = []
+            part.append(one)
+        if part:
+            self.make(part)
         self.tape.on_grad = self.take
-        return list(self.shares.values())
+        return [bucket.shard for bucket in self.buckets]
+
+    def make(self, part: list[Parameter]) -> None:
+        """Makes the bucket of `part`."""
+        bucket = Bucket(self.tape, part, self.world)
+        self.buckets.append(bucket)
+        for one in part:
+            self.homes[one].append(bucket)
+
+    def begin_chunk(self, *, last: bool) -> None:
+        """No gradient has come yet."""
+        self.next_home = {one: iter(homes) for one, homes in self.homes.items()}
 
     def take(self, one: Parameter) -> None:
-        """Moves a gradient into its bucket's buffer, and sums that up where it is full."""
-        number = self.bucket_of[one]
-        if number not in self.buffers:
-            numel = sum(member.numel for member in self.buckets[number])
-            self.buffers[number] = (self.tape.allocate("zeros", (numel,), one.dtype, category="comm"), set())
-        self.buffers[number][1].add(one)
-        one.grad = None
-        if len(self.buffers[number][1]) == len(self.buckets[number]):
-            self.reduce(number)
-
-    def reduce(self, number: int) -> None:
-        """Keeps this rank's part of a buffer."""
-        for one in self.buckets[number]:
-            mine = self.shares[one]
-            if mine.grad is None:
-                mine.grad = self.tape.new("reduce_scatter", mine.shape, mine.dtype, category="grads")
-        del self.buffers[number]
+        """Moves a gradient into its bucket's buffer."""
+        next(self.next_home[one]).take(one)
 
     def repeat(self, modules: list[Any]) -> None:
-        """One W-th of the other copies' gradients."""
-        for mine in (self.shares.get(one) for module in modules for one in module.parameters()):
-            if mine is not None and mine.others is None and mine.copies > 1:
-                mine.others = self.tape.allocate(
-                    "reduce_scatter", mine.shape, mine.dtype, category="grads", copies=mine.copies - 1
-                )
+        """The gradients of the other copies come and go, those of the last block first."""
+        own = [one for module in modules for one in module.parameters() if one in self.homes and not one.idle]
+        for _ in range(own[0].copies - 1 if own else 0):
+            for one in reversed(own):
+                self.take(one)
 
     def finish_backward(self) -> None:
         """Sums what is left over."""
-        for number in list(self.buffers):
-            self.reduce(number)
+        for bucket in self.buckets:
+            bucket.reduce()
+
+
+class Bucket:
+    """Parameters of one dtype in one storage, padded to a multiple of W."""
+
+    def __init__(self, tape: Tape, part: list[Parameter], world: int) -> None:
+        dtype, rows = part[0].dtype, -(-sum(one.numel for one in part) // world)
+        self.size = self.waiting = len(part)
+        self.shape: Shape = (rows * world,)
+        values = tape.allocate("zeros", self.shape, dtype, category="params")
+        for one in part:
+            one.storage = values
+        self.shard = share(part[0], (rows,), dtype, copies=1)
+        self.shard.idle = all(one.idle for one in part)
+        self.buffer: Storage | None = None
+
+    def take(self, one: Parameter) -> None:
+        """Moves the gradient of `one` into the buffer, which is made for the first and summed behind the last."""
+        if self.buffer is None:
+            self.buffer = self.shard.tape.allocate("zeros", self.shape, one.dtype, category="comm")
+        one.grad = None
+        self.waiting -= 1
+        if not self.waiting:
+            self.reduce()
+
+    def reduce(self) -> None:
+        """Keeps this rank's part of the buffer."""
+        if self.buffer is None:
+            return
+        mine = self.shard
+        part = mine.tape.new("reduce_scatter", mine.shape, mine.dtype, category="grads")
+        self.buffer, self.waiting = None, self.size
+        if mine.grad is None:
+            mine.grad = part
+
+
+def every(trainable: list[Parameter]) -> Iterator[Parameter]:
+    """Parameters in the order of the whole model, in which those of equal blocks come again and again."""
+    for copies, row in groupby(trainable, key=lambda one: one.copies):
+        yield from [*row] * copies
 
 
 def share(one: Parameter, shape: Shape, dtype: str, *, copies: int | None = None) -> Parameter:

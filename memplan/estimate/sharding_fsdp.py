@@ -7,9 +7,12 @@ tests/estimate/test_sharding_estimated.py.
 from collections.abc import Callable
 from typing import Any
 
+from memplan.estimate.offload import host_size
+from memplan.estimate.optimizers import OPTIMIZERS
 from memplan.estimate.setup import DTYPES
 from memplan.estimate.sharding import Ddp, GradientSharding, Sharding, StateSharding, share
 from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
+from memplan.estimate.update import Masters
 from memplan.estimate.views import to
 from memplan.spec.step import StepSpec
 
@@ -85,6 +88,7 @@ class Fsdp(Sharding):
 
     def __init__(self, tape: Tape, step: StepSpec) -> None:
         super().__init__(tape, step)
+        self.step = step
         self.param_dtype = DTYPES.get(self.how.param_dtype, "")
         self.reduce_dtype = DTYPES.get(self.how.reduce_dtype, "")
         self.shares: dict[Parameter, Parameter] = {}
@@ -95,9 +99,9 @@ class Fsdp(Sharding):
         self.order: list[Group] = []
 
     def parameter(self, shape: Shape, dtype: str, copies: int) -> tuple[Storage, str]:
-        """This rank's rows, which wait on the host where they are offloaded."""
-        rows = (0,) if self.how.offload else self.part_of(shape)
-        storage = self.tape.allocate("parameter", rows, dtype, category="params", copies=copies)
+        """The whole of it until the model is there; none of it where it waits on the host."""
+        made = (0,) if self.how.offload else shape
+        storage = self.tape.allocate("parameter", made, dtype, category="params", copies=copies)
         return storage, self.param_dtype or dtype
 
     def part_of(self, shape: Shape) -> Shape:
@@ -106,16 +110,24 @@ class Fsdp(Sharding):
 
     def prepare(self, trainable: list[Parameter]) -> list[Parameter]:
         """Groups the parameters: each block's, and the root's."""
-        stored = self.tape.setup.dtype
-        self.shares = {one: share(one, self.part_of(one.shape), stored) for one in self.tape.parameters}
-        inside: set[Parameter] = set()
         for module in self.tape.blocks:
-            group = Group(self, module.parameters())
-            inside.update(group.parameters)
-            self.groups[id(module)] = group
-            self.order.append(group)
-        self.root = Group(self, [one for one in self.tape.parameters if one not in inside])
-        return [] if self.how.offload else [self.shares[one] for one in trainable]
+            self.groups[id(module)] = self.group(module.parameters())
+            self.order.append(self.groups[id(module)])
+        self.root = self.group([one for one in self.tape.parameters if one not in self.shares])
+        if not self.how.offload:
+            return [self.shares[one] for one in trainable]
+        self.tape.offloaded_bytes = offloaded_bytes(self.step, list(self.shares.values()))
+        return []
+
+    def group(self, parameters: list[Parameter]) -> Group:
+        """`parameters`, of each of which this rank's rows stay."""
+        tape, stored = self.tape, self.tape.setup.dtype
+        for one in parameters:
+            rows = self.part_of(one.shape)
+            if not self.how.offload:
+                one.storage = tape.allocate("parameter", rows, stored, category="params", copies=one.copies)
+            self.shares[one] = share(one, rows, stored)
+        return Group(self, parameters)
 
     def enter(self) -> None:
         """Gathers the root, which stays whole to the end of backward."""
@@ -185,6 +197,17 @@ class Fsdp(Sharding):
             group.flat = None
         self.after(self.root)
         self.reducing = None
+
+
+def offloaded_bytes(step: StepSpec, shares: list[Parameter]) -> int:
+    """Bytes of a rank's parameters and gradients, which are pinned, and of what the host's optimizer keeps for them."""
+    host = Tape("cpu")
+    pinned = [host_size(one.numel * one.width, pinned=True) * one.copies * (1 + one.requires_grad) for one in shares]
+    stepped = [share(one, one.shape, one.dtype) for one in shares if one.requires_grad and not one.idle]
+    if step.has_masters:
+        stepped = Masters(host, stepped).copies
+    OPTIMIZERS[step.optimizer](host, stepped)
+    return sum(pinned) + sum(alloc.num_bytes for alloc in host.allocs)
 
 
 KINDS: dict[str, type[Sharding]] = {

@@ -1,5 +1,5 @@
-"""A stack of blocks of which few are run: the first and the last of each row of equal ones, and one between them that
-speaks for the rest.
+"""A stack of blocks of which few are run: the first and the last of each row of equal ones (the last two where a block
+meets what the one behind it left), and one between them that speaks for the rest.
 
 What a row of n equal blocks keeps grows by the same bytes with each, and so do the gradients that backward leaves:
 every moment's total is linear in the number of the block, and largest at an end. The one between stands for n - 2: its
@@ -20,8 +20,9 @@ FEWEST = 4
 """Equal units from which on a row is told by three."""
 
 
-def plan(kinds: Sequence[Any]) -> list[tuple[list[int], int]]:
-    """Numbers of the blocks that run, unit by unit, each with how many equal units it stands for."""
+def plan(kinds: Sequence[Any], last: int = 1) -> list[tuple[list[int], int]]:
+    """Numbers of the blocks that run, unit by unit, each with how many equal units it stands for; the `last` units of a
+    row for themselves."""
     units: list[tuple[list[int], int]] = []
     at, size = 0, len(kinds)
     while at < size:
@@ -38,7 +39,7 @@ def plan(kinds: Sequence[Any]) -> list[tuple[list[int], int]]:
             at += 1
             continue
         row = [list(range(start, start + period)) for start in range(at, at + best, period)]
-        units += [(row[0], 1), (row[1], len(row) - 2), (row[-1], 1)]
+        units += [(row[0], 1), (row[1], len(row) - 1 - last), *[(unit, 1) for unit in row[-last:]]]
         at += best
     return units
 
@@ -52,7 +53,7 @@ class Stack:
         self.blocks: list[tuple[int, Module]] = []
         """The blocks that run, with their numbers."""
         outer = tape.copies
-        for numbers, copies in plan(kinds):
+        for numbers, copies in plan(kinds, tape.setup.last_blocks):
             tape.copies = outer * copies
             modules = [make(number) for number in numbers]
             self.blocks += zip(numbers, modules, strict=True)

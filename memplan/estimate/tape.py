@@ -78,6 +78,8 @@ class Tape:
         """What waits on the host now."""
         self.peak_host_bytes = 0
         """Most that waited there at once."""
+        self.offloaded_bytes = 0
+        """What stays there from step to step."""
         self.thread = "forward"
         self.once: set[str] = set()
         """Names of what is allocated once and for good."""

@@ -169,6 +169,10 @@ def test_equal_blocks_are_told_by_three(kinds: str, units: list[tuple[list[int],
     assert plan(list(kinds)) == units
 
 
+def test_the_last_two_may_be_told_for_themselves() -> None:
+    assert plan(list("aaaaa"), last=2) == [([0], 1), ([1], 2), ([3], 1), ([4], 1)]
+
+
 def test_the_peak_is_never_below_what_is_alive_at_any_moment() -> None:
     tape = tape_of()
     tape.mark("forward")
