@@ -57,6 +57,8 @@ def sdpa(
         mask = tape.make("where", (mask.shape, q.dtype))
     if which == "efficient" and mask is not None and views.is_ragged(mask.shape[-1], 8):
         mask = views.narrow(views.pad_last(mask, -(-mask.shape[-1] // 8) * 8), -1, mask.shape[-1])
+    if which == "efficient" and mask is not None:  # for each head, without memory of its own
+        mask = views.expand(mask, *q.shape[:3], k.shape[2])
     size = q.shape[-1]
     if which != "flash" or size % 8 == 0:
         copies = int(which == "flash" and "q" not in strided)

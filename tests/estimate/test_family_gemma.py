@@ -53,6 +53,7 @@ FEW: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "capped scores": ("gemma2", TWO, "h100-80g", {"precision": "bf16-mixed", "ckpt": "selective", "loss": "chunked:2"}),
     "windows": ("gemma3_text", TWO, "h100-80g", {"precision": "bf16", "ckpt": "every:2"}),
     "a single head of keys": ("gemma3_text", TWO | {"num_key_value_heads": 1}, "h100-80g", {"precision": "bf16"}),
+    "masks on the host, one a head": ("gemma3_text", TWO, "h100-80g", {"precision": "fp32", "ckpt": "offload"}),
     "images": ("gemma3", {}, "h100-80g", {"precision": "bf16-mixed", "ckpt": "full"}),
 }
 """A model, what is changed in it, a device, a step."""
