@@ -29,7 +29,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     into the card."""
     from memplan.estimate import estimate as estimated
     from memplan.estimate.bands import fits
-    from memplan.estimate.search import max_batch, max_seq
+    from memplan.estimate.search import max_batch, max_seq, with_size
 
     run = one_run(question, device, verb="estimate")
     if run.model.impl == "user":
@@ -43,8 +43,8 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         return answer, nothing
     peak_bytes = answer.peak_allocated_bytes
     largest = max_batch(run, limit_bytes, answer)
-    one_chunk = dataclasses.replace(run, step=dataclasses.replace(run.step, chunks=1))
-    return answer, Fit(
+    one_chunk = with_size(run, chunks=1)
+    found = Fit(
         gate_bytes=question.gate_bytes,
         limit_bytes=limit_bytes,
         fits=fits(
@@ -57,6 +57,32 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes),
         max_seq=max_seq(run, limit_bytes, answer),
     )
+    if question.gate_bytes is None:
+        found = dataclasses.replace(found, may_not_fit=tuple(uncertain(run, found)))
+    return answer, found
+
+
+def uncertain(run: RunSpec, fit: Fit) -> Iterator[str]:
+    """Which of the largest sizes that `fit` names fragments may keep out of the card."""
+    from memplan.estimate.peak import finds_room
+    from memplan.estimate.search import with_size
+
+    assert fit.limit_bytes is not None
+    step = run.step
+    sizes = {
+        "max_batch": {"batch": fit.max_batch},
+        "max_batch_unchunked": {"batch": fit.max_batch_unchunked, "chunks": 1},
+    }
+    sizes |= {"max_seq": {"seq": fit.max_seq}}
+    known = {(step.batch, step.chunks, step.seq): fit.fits}
+    for name, size in sizes.items():
+        if all(size.values()):
+            larger = with_size(run, **size)
+            point = larger.step.batch, larger.step.chunks, larger.step.seq
+            if point not in known:
+                known[point] = finds_room(larger, fit.limit_bytes)
+            if known[point] is None:
+                yield name
 
 
 def explain_estimate(question: Ladder, device: DeviceSpec) -> tuple[tuple["FormulaLine", ...], dict[str, int]]:
@@ -90,14 +116,18 @@ def limit_of(question: Ladder, device: DeviceSpec) -> int | None:
     return question.gate_bytes if question.gate_bytes is not None else device.usable_bytes
 
 
-def trace(question: Ladder, device: DeviceSpec) -> tuple["TracedRun", Fit, int]:
+def trace(question: Ladder, device: DeviceSpec) -> tuple["TracedRun", Fit, tuple[int, int]]:
     """What the trace says about the one rung of `question` on `device`, whether it fits under the gate, or else into
-    the card, and the bytes that one more sample of a chunk keeps for backward."""
+    the card, and the bytes that one more sample of a chunk keeps for backward: head and loss apart, and theirs."""
     run = one_run(question, device, verb="trace")
     from memplan.backends.simulated import kept_per_sample, simulate
 
-    answer = simulate(run)
-    return answer, traced_fit(answer.steps, question.gate_bytes), kept_per_sample(run)
+    answer, vocab = simulate(run), run.model.decoder.vocab
+    if run.model.impl == "user":
+        from memplan.backends.own_module import module_facts
+
+        vocab = module_facts(run).vocab
+    return answer, traced_fit(answer.steps, question.gate_bytes), kept_per_sample(run, vocab)
 
 
 def explain(question: Ladder, device: DeviceSpec) -> "BlockPolicy":

@@ -26,7 +26,7 @@ MOST_TRACED = 256
 def estimate_module(run: RunSpec, gate_bytes: int | None) -> tuple[Estimate, Fit]:
     """What formulas and trace say about `run`, and whether it fits under the gate, or else into the card."""
     module, known = module_states(run)
-    from memplan.backends.own_module import kept_by
+    from memplan.backends.simulated import kept_by
 
     found = traced(run)
     kept = [kept_by(run, samples, module.vocab) for samples in (1, 2)]

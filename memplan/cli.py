@@ -52,9 +52,9 @@ def run(words: list[str]) -> None:
         if (values := plain_values(found["estimate"], words[1:])) is not None:
             found["estimate"].run(**values)
             return
-    from memplan.cli_typer import application
+    from memplan.cli_typer import call
 
-    application(found)()
+    call(found, words)
 
 
 def open_streams() -> None:

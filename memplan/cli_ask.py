@@ -37,7 +37,7 @@ def estimate(
             raise MemplanError("--explain prints formulas, and --method trace has none.", "Leave one out.")
         trace(**step, gpu=gpu, device=device, gate=gate, plot=None, entry=None, output=output)
         return
-    from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, phase_table, witnesses
+    from memplan.report.estimate_page import assumptions, estimate_json, estimate_page, named_phases, witnesses
     from memplan.report.render import check_form, render
 
     check_form(output)
@@ -54,12 +54,12 @@ def estimate(
         from memplan.report.formula_table import formula_table
 
         show(render(formula_table(answer, *api.explain_estimate(question, on)), output))
-    elif output == "table":
-        show(estimate_page(answer, fit))
+    elif output in ("table", "md", "html"):
+        show(estimate_page(answer, fit, output))
     elif output in ("json", "jsonl"):
         show_json([estimate_json(answer, fit)], lines=output == "jsonl", single=True)
     else:
-        show(render(phase_table(answer), output))
+        show(render(named_phases(answer, fit), output))
     _end_at_gate(fit)
 
 
@@ -75,8 +75,9 @@ def trace(
     """Run the real step on fake tensors under a card's rules: the peak, where it is, and who is alive there."""
     from memplan.report.estimate_page import assumptions
     from memplan.report.render import check_form, render
+    from memplan.report.step_line import step_line
     from memplan.report.timeline_plot import timeline_plot
-    from memplan.report.trace_page import run_heading, trace_json, trace_page, trace_phase_table
+    from memplan.report.trace_page import named_trace_phases, run_heading, trace_json, trace_page
 
     check_form(output)
     rung, given = rung_and_given(step, gate=gate)
@@ -85,22 +86,24 @@ def trace(
         if given.keys() - {"gate"} or rung is not None:
             raise MemplanError("--entry brings its own model and step.", "Leave the options about them out.")
         steps, fit = api.trace_entry(entry, on, None if gate is None else parse_bytes(gate))
-        title, heading, answer = entry, f"{entry}\ntraced for {on.name}", trace_json(steps, fit)
+        title, heading, answer = entry, [entry, f"traced for {on.name}"], trace_json(steps, fit)
+        named = {"model": entry, "step": ""}
     else:
-        traced, fit, per_sample_bytes = api.trace(one_rung(rung, given, name="trace"), on)
+        traced, fit, kept = api.trace(one_rung(rung, given, name="trace"), on)
         say(assumptions(traced.run, given.keys() | typed(gpu=gpu).keys()))
-        steps, heading = traced.steps, run_heading(traced, per_sample_bytes)
-        answer = trace_json(traced, fit) | {"per_sample_bytes": per_sample_bytes}
+        steps, heading = traced.steps, run_heading(traced, kept)
+        answer = trace_json(traced, fit) | {"per_sample_bytes": kept[0], "logits_per_sample_bytes": kept[1]}
+        named = {"model": traced.run.model.name, "step": step_line(traced.run)}
         title = traced.run.title
     if plot is not None:
         name = "gate" if fit.gate_bytes is not None else on.name
         timeline_plot(steps, plot, title=title, gate_bytes=fit.limit_bytes, gate_name=name)
-    if output == "table":
-        show(trace_page(steps, fit, heading=heading))
+    if output in ("table", "md", "html"):
+        show(trace_page(steps, fit, heading=heading, form=output))
     elif output in ("json", "jsonl"):
         show_json([answer], lines=output == "jsonl", single=True)
     else:
-        show(render(trace_phase_table(steps), output))
+        show(render(named_trace_phases(steps, fit, **named), output))
     _end_at_gate(fit)
 
 

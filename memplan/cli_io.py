@@ -16,7 +16,7 @@ from memplan.units import MIB, decimal_note
 
 DEFAULT_MODEL = "molmo2-4b"
 Gate = Annotated[str | None, option("--gate", help="What the peak is held against: 71GiB.")]
-Output = Annotated[str, option("-o", "--output", help="table, json, jsonl, md, csv.")]
+Output = Annotated[str, option("-o", "--output", help="table, json, jsonl, md, csv, html.")]
 
 
 def ladder_of(rungs: str, given: dict[str, Any]) -> Ladder:

@@ -116,6 +116,10 @@ def test_each_verb_is_found_alone_too() -> None:
         ),
         (["estimate", "--model", "tiny", "--lora", "8:qq"], "No linear of the blocks is called 'qq'"),
         (["estimate", "--model", "tiny", "--parallel", "fsdp2"], "needs 2 devices or more"),
+        (["estimate", "--model", "tiny", "--batch", "abc"], "memplan: --batch takes a whole number. Type --batch 4.\n"),
+        (["estimate", "--model", "tiny", "--clip", "x"], "memplan: --clip takes a number. Type --clip 0.5.\n"),
+        (["compare", "base"], "memplan: Missing argument 'NEW'. Type memplan compare --help to see what there is.\n"),
+        (["trace", "--model", "tiny-molmo2", "--images", "1", "--workload", "lm"], "has no images beside text"),
         (["estimate", "--model", "tiny", "--method", "guess"], "Type --method formulas or --method trace"),
         (["ladder", "B4c2", "--model", "tinny", "--device", "cpu"], "Did you mean tiny"),
         (["ladder", "B4c0", "--model", "tiny", "--device", "cpu"], "c must be 1 or more, at character 4"),
@@ -148,7 +152,7 @@ def test_bad_input_is_one_clear_sentence_and_exit_code_2(
     assert run(monkeypatch, *words) == 2
     out, err = capsys.readouterr()
     assert said in err
-    assert "Traceback" not in err
+    assert "Traceback" not in err and "Usage: " not in err
     assert out == ""
 
 

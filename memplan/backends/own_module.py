@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from memplan.backends.listening import listened
 from memplan.backends.own_code import errors_told
-from memplan.backends.simulated import forward_leaves
-from memplan.backends.stand_in import with_sgd
 from memplan.models.trainable import Trainable
 from memplan.record.module import HeldTensor, ModuleFacts
 from memplan.spec.run import RunSpec
@@ -72,10 +70,3 @@ def longest(model: Trainable) -> int | None:
     config = getattr(model.get_submodule(model.inner), "config", None)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) else None
-
-
-def kept_by(run: RunSpec, samples: int, vocab: int) -> tuple[int, int]:
-    """Bytes that a forward over `samples` keeps for backward: head and loss apart, and theirs."""
-    alive = [one for one in forward_leaves(with_sgd(run), samples) if one.category != "other"]  # workspaces stay
-    logits = sum(one.num_bytes for one in alive if one.phase == "loss" and one.shape[1:] and one.shape[-1] == vocab)
-    return sum(one.num_bytes for one in alive) - logits, logits

@@ -102,10 +102,18 @@ def two_steps(
     )
 
 
-def kept_per_sample(run: RunSpec) -> int:
-    """Bytes that one more sample of a chunk keeps for backward: what is alive when the forward of two samples ends,
-    less what is alive after that of one. Head and loss are part of it."""
-    return alive_after_forward(run, 2) - alive_after_forward(run, 1)
+def kept_per_sample(run: RunSpec, vocab: int) -> tuple[int, int]:
+    """Bytes that one more sample of a chunk keeps for backward, head and loss apart, and theirs: what is alive when the
+    forward of two samples ends, less what is alive after that of one."""
+    (one, logits_of_one), (two, logits_of_two) = (kept_by(run, samples, vocab) for samples in (1, 2))
+    return two - one, logits_of_two - logits_of_one
+
+
+def kept_by(run: RunSpec, samples: int, vocab: int) -> tuple[int, int]:
+    """Bytes that a forward over `samples` keeps for backward: head and loss apart, and theirs."""
+    alive = [one for one in forward_leaves(with_sgd(run), samples) if one.category != "other"]  # workspaces stay
+    logits = sum(one.num_bytes for one in alive if one.phase == "loss" and one.shape[1:] and one.shape[-1] == vocab)
+    return sum(one.num_bytes for one in alive) - logits, logits
 
 
 def alive_after_forward(run: RunSpec, samples: int) -> int:

@@ -18,9 +18,9 @@ Published: Megatron-Bridge's cards, 102 to 111; Llama-3.1-8B over 8 H100 at 72.4
 
 
 def fits(allocated_bytes: int, limit_bytes: int, *, gate: bool, likely_bytes: int | None = None) -> bool | None:
-    """Whether a peak stays at or under a limit; None where it does, but by less than a card's fragments usually take, or
-    than they take by the model of the allocator, which reserves `likely_bytes`. A gate is held against allocated bytes
-    and leaves nothing open."""
+    """Whether a peak stays at or under a limit; None where it does, but by less than a card's fragments usually take,
+    or than they take by the model of the allocator, which reserves `likely_bytes`. A gate is held against allocated
+    bytes and leaves nothing open."""
     if allocated_bytes > limit_bytes:
         return False
     usual = allocated_bytes * USUAL_RESERVED_PERCENT <= limit_bytes * 100
@@ -37,8 +37,8 @@ def reserved_band(allocated_bytes: int, device: DeviceSpec, likely_bytes: int) -
         low_bytes=-(-allocated_bytes // SEGMENT_BYTES) * SEGMENT_BYTES,
         high_bytes=max(allocated_bytes * MOST_RESERVED_PERCENT // 100, likely_bytes),
         likely_bytes=likely_bytes,
-        reason="by a model of the allocator; freed blocks that no later request fits stay reserved: published steps hold "
-        "up to 37 % more than is allocated, and more where shapes change",
+        reason="by a model of the allocator; freed blocks that no later request fits stay reserved: published steps "
+        "hold up to 37 % more than is allocated, and more where shapes change",
     )
 
 

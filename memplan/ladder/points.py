@@ -146,7 +146,7 @@ def _step(
     if model.family in CLASSIFIERS and (rung.seq or ladder.seq or model.seq) != model.seq:
         raise MemplanError(f"{model.name} reads images of {model.seq} patches, and no tokens.", "Leave --seq out.")
     images = model.images if ladder.images is None else ladder.images
-    if ladder.workload == "lm":
+    if ladder.workload == "lm" and ladder.images is None:
         images = 0
     return StepSpec(
         batch=rung.batch,
@@ -175,7 +175,7 @@ def _step(
 
 def command_of(ladder: Ladder, model: str, rung: Rung, run: RunSpec | EntryRun, *, simulated: bool) -> str:
     """What to type to climb this rung alone: everything that was decided is said."""
-    options = {"entry": model, "seq": run.seq} if isinstance(run, EntryRun) else _step_options(ladder, model, run.step)
+    options = {"entry": model, "seq": run.seq} if isinstance(run, EntryRun) else _step_options(ladder, model, run)
     options |= {
         "device": "simulated" if simulated else run.device.rules,
         "gpu": run.device.name if simulated else None,
@@ -195,12 +195,13 @@ def command_of(ladder: Ladder, model: str, rung: Rung, run: RunSpec | EntryRun, 
     return shlex.join([*words, *(f"--{name}" for name, on in switches.items() if on)])
 
 
-def _step_options(ladder: Ladder, model: str, step: StepSpec) -> dict[str, Any]:
+def _step_options(ladder: Ladder, name: str, run: RunSpec) -> dict[str, Any]:
+    step = run.step
     return {
-        "model": model,
+        "model": name,
         "impl": ladder.impl,
         "seq": step.seq,
-        "images": step.images or None,
+        "images": step.images if run.model.images else step.images or None,
         "loss": step.loss,
         "precision": step.precision,
         "optimizer": step.optimizer,

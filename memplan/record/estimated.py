@@ -29,13 +29,21 @@ def estimated_row(data: dict[str, Any]) -> dict[str, Any]:
             "step": step,
             "peak_allocated_bytes": peak["allocated_bytes"],
             "peak_reserved_bytes": peak.get("reserved_bytes"),
-            "phase_peaks": {name: phase["allocated_bytes"] for name, phase in data.get("phases", {}).items()},
+            "phase_peaks": phase_peaks(data.get("phases", {})),
             "breakdown": data.get("breakdown", {}),
             "gate_bytes": data.get("gate_bytes"),
             "environment": {"device": data.get("device")},
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"its estimate lacks {error}") from None
+
+
+def phase_peaks(phases: dict[str, Any]) -> dict[str, int]:
+    """Peaks by the phases that a step is measured by: what is recomputed is a part of backward."""
+    peaks = {name: phase["allocated_bytes"] for name, phase in phases.items()}
+    if "recompute" in peaks:
+        peaks["backward"] = max(peaks.pop("recompute"), peaks.get("backward", 0))
+    return peaks
 
 
 def printed(text: bytes) -> list[dict[str, Any]]:

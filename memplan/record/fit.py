@@ -16,7 +16,7 @@ class Fit:
     """The gate, or else what the card has beside CUDA's own context; None when nothing limits."""
     fits: bool | None
     """Whether the peak stays at or under the limit; None where nothing limits, and where an estimate stays under what a
-    card has by less than fragments usually take."""
+    card has by less than fragments usually take, or than they take by the model of the allocator."""
     max_batch: int | None
     """Largest batch under the limit at the given number of chunks, 0 when none fits."""
     max_batch_unchunked: int | None
@@ -24,6 +24,8 @@ class Fit:
     max_seq: int | None = None
     """Longest sample under the limit at the given batch, in steps of `SEQ_STEP` tokens; 0 when none fits, None where
     nobody looked."""
+    may_not_fit: tuple[str, ...] = ()
+    """Which of these sizes stay under what a card has by less than fragments usually take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

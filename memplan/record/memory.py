@@ -9,6 +9,8 @@ from memplan.spec.run import RunSpec
 SCHEMA_VERSION = 1
 CATEGORIES = ("params", "buffers", "grads", "optimizer", "activations", "logits", "temps", "comm", "other")
 PHASES = ("init", "forward", "recompute", "loss", "backward", "optimizer")
+"""In the order of a step. The estimate tells what is recomputed apart from the rest of backward, in the midst of which
+it happens; a trace's and a measured step's backward is both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,7 @@ class Estimate:
                 "embedding": self.params_embedding,
             },
             "step": dataclasses.asdict(step),
+            "frozen": list(self.run.model.frozen),
             "device": self.run.device.name,
             "peak": {
                 "allocated_bytes": self.peak_allocated_bytes,

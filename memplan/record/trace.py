@@ -215,6 +215,7 @@ class TracedRun:
             "run_id": self.run.run_id,
             "params": {"total": self.params_total, "trainable": self.params_trainable},
             "step": dataclasses.asdict(self.run.step),
+            "frozen": list(self.run.model.frozen),
             "grown": self.grown,
             "note": self.note,
         }

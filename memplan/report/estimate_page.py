@@ -1,9 +1,10 @@
 """What an estimate says, for people: static memory, what a sample adds, the peak of every phase, what fits."""
 
+import dataclasses
 from typing import Any
 
-from memplan.record import CATEGORIES, Band, Estimate, Fit
-from memplan.report.render import render
+from memplan.record import CATEGORIES, SEQ_STEP, Band, Estimate, Fit
+from memplan.report.render import render, render_all
 from memplan.report.step_line import step_line
 from memplan.report.table import Column, Table
 from memplan.spec import RunSpec
@@ -19,22 +20,18 @@ def estimate_json(estimate: Estimate, fit: Fit) -> dict[str, Any]:
         "max_batch": fit.max_batch,
         "max_batch_unchunked": fit.max_batch_unchunked,
         "max_seq": fit.max_seq,
+        "may_not_fit": list(fit.may_not_fit),
     }
 
 
-def estimate_page(estimate: Estimate, fit: Fit) -> str:
-    """The page as plain text."""
-    return "\n".join(
-        [
-            _heading(estimate),
-            "",
-            render(_static_table(estimate)),
-            "",
-            render(phase_table(estimate)),
-            "",
-            *_conclusion(estimate, fit),
-        ]
-    )
+def estimate_page(estimate: Estimate, fit: Fit, form: str = "table") -> str:
+    """The whole page as plain text, or in one of the forms `md` and `html`."""
+    heading, conclusion = _heading(estimate), _conclusion(estimate, fit)
+    static, phases = _static_table(estimate), phase_table(estimate)
+    if form != "table":
+        static = dataclasses.replace(static, title=heading[0], footer=tuple(heading[1:]))
+        return render_all([static, dataclasses.replace(phases, footer=tuple(conclusion))], form)
+    return "\n".join([*heading, "", render(static), "", render(phases), "", *conclusion])
 
 
 def witnesses(run: RunSpec) -> list[str]:
@@ -83,12 +80,20 @@ def phase_table(estimate: Estimate) -> Table:
     return Table(columns=columns, rows=rows)
 
 
-def _heading(estimate: Estimate) -> str:
-    step, model = estimate.run.step, estimate.run.model
+def named_phases(estimate: Estimate, fit: Fit) -> Table:
+    """The same for a spreadsheet: each row says of which model, device and step it is, and whether that fits."""
+    run = estimate.run
+    named = {"model": run.model.name, "device": run.device.name, "step": step_line(run)}
+    judged = {"gate_bytes": fit.gate_bytes, "limit_bytes": fit.limit_bytes, "fits": fit.fits}
+    return phase_table(estimate).between(named, judged)
+
+
+def _heading(estimate: Estimate) -> list[str]:
+    model = estimate.run.model
     counts = f"{estimate.params_total:,} parameters, {estimate.params_trainable:,} train"
     witness = "states by formula, the rest traced" if estimate.traced else "estimated"
-    lines = [f"{model.name} ({counts})", f"{witness} for {estimate.run.device.name}: {step_line(step)}"]
-    return "\n".join([*lines, *estimate.notes])
+    lines = [f"{model.name} ({counts})", f"{witness} for {estimate.run.device.name}: {step_line(estimate.run)}"]
+    return [*lines, *estimate.notes]
 
 
 def _static_table(estimate: Estimate) -> Table:
@@ -105,8 +110,7 @@ def _static_table(estimate: Estimate) -> Table:
     ]
     rows.append(("static together, between two steps", estimate.static.total_bytes, None))
     rows.append(("saved for backward by one sample of a chunk", estimate.per_sample_bytes, traced))
-    if estimate.traced:
-        rows.append(("the same by one token, on average", round(estimate.per_token_bytes), traced))
+    rows.append(("the same by one token, on average", round(estimate.per_token_bytes), traced))
     if estimate.per_chunk_bytes:
         rows.append(("copies of weights kept by a chunk, whatever its samples", estimate.per_chunk_bytes, traced))
     rows.append(("log-probabilities kept by one sample of a chunk", estimate.logits_per_sample_bytes, traced))
@@ -114,10 +118,11 @@ def _static_table(estimate: Estimate) -> Table:
 
 
 def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
-    step, device = estimate.run.step, estimate.run.device
+    device = estimate.run.device
     lines = [
         f"peak: {format_bytes(estimate.peak_allocated_bytes)} allocated, in {estimate.peak.phase}"
         + ", traced" * estimate.traced,
+        f"active: {format_bytes(estimate.peak_allocated_bytes)} (on one stream no freed block waits for another)",
         f"reserved: {_band(estimate.reserved)}",
         f"process: {_band(estimate.process)}",
     ]
@@ -128,24 +133,38 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
     if fit.limit_bytes is None:
         return [*lines, "nothing to hold it against: type --gate SIZE to see the largest batch"]
     name = "the gate" if fit.gate_bytes is not None else device.name
-    room_bytes = fit.limit_bytes - estimate.peak_allocated_bytes
+    room_bytes, likely_bytes = fit.limit_bytes - estimate.peak_allocated_bytes, estimate.reserved.likely_bytes or 0
     verdict = {
         True: f"fits, {format_bytes(room_bytes)} to spare",
         False: f"does not fit, {format_bytes(-room_bytes)} over"
         if room_bytes < 0
         else "does not fit: fragments leave no room for what it asks for at its peak",
-        None: f"may not fit: {format_bytes(room_bytes)} to spare is less than fragments usually take; memplan trace "
-        "replays the allocator",
+        None: f"may not fit: {format_bytes(room_bytes)} to spare is less than fragments "
+        + (f"take, {format_bytes(likely_bytes)} reserved" if likely_bytes > fit.limit_bytes else "usually take")
+        + "; memplan trace replays the allocator",
     }[fit.fits]
     lines.append(f"under {format_bytes(fit.limit_bytes)} ({name}): {verdict}")
     if fit.gate_bytes is None and device.context_bytes:
         lines.append(f"CUDA's own context takes {format_bytes(device.context_bytes)} beside it")
-    largest = f"largest batch: {fit.max_batch or 'none fits'} in {step.chunks} chunk{'s' * (step.chunks > 1)}"
+    return [*lines, _largest(estimate, fit) + "; each traced, and the next" * estimate.traced]
+
+
+def _largest(estimate: Estimate, fit: Fit) -> str:
+    """The largest batch and the longest sample, and which of them fragments may keep out."""
+    step, most = estimate.run.step, estimate.run.model.decoder.max_positions
+
+    def sized(name: str, unit: str = "") -> str:
+        size = getattr(fit, name)
+        return f"{size:,}{unit}" + " (may not fit)" * (name in fit.may_not_fit) if size else "none fits"
+
+    text = f"largest batch: {sized('max_batch')} in {step.chunks} chunk{'s' * (step.chunks > 1)}"
     if step.chunks > 1:
-        largest += f", {fit.max_batch_unchunked or 'none fits'} in 1"
+        text += f", {sized('max_batch_unchunked')} in 1"
     if fit.max_seq is not None:
-        largest += f"; longest sample at this batch: {f'{fit.max_seq:,} tokens' if fit.max_seq else 'none fits'}"
-    return [*lines, largest + "; each traced, and the next" * estimate.traced]
+        text += f"; longest sample at this batch: {sized('max_seq', ' tokens')}"
+    if fit.max_seq:
+        text += f", in steps of {SEQ_STEP}" + ", as long as the model takes them" * (0 < most < fit.max_seq + SEQ_STEP)
+    return text
 
 
 def _band(band: Band) -> str:

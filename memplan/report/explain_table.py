@@ -40,7 +40,7 @@ def explain_table(answer: BlockPolicy) -> Table:
         for op in answer.ops
     )
     run = answer.run
-    title = f"{answer.block} of {run.model.name} by {run.device.name}'s rules: {step_line(run.step)}"
+    title = f"{answer.block} of {run.model.name} by {run.device.name}'s rules: {step_line(run)}"
     return Table(columns=columns, rows=rows, title=title, footer=findings(answer))
 
 

@@ -24,7 +24,7 @@ def formula_table(answer: Estimate, lines: Sequence[FormulaLine], letters: Mappi
     return Table(
         columns=columns,
         rows=rows,
-        title=f"{run.model.name} at its peak on {run.device.name}: {step_line(run.step)}",
+        title=f"{run.model.name} at its peak on {run.device.name}: {step_line(run)}",
         footer=(
             f"with {values}",
             f"together {format_bytes(sum(line.num_bytes for line in lines))} in {answer.peak.phase}, at "

@@ -58,6 +58,13 @@ def render(table: Table, form: str = "table", *, rich: bool = False) -> str:
     return _rich(folded) if rich else _plain(folded)
 
 
+def render_all(tables: Sequence[Table], form: str) -> str:
+    """Several tables one below the other, as Markdown or as one page."""
+    if form == "html":
+        return _page(*(table.folded() for table in tables))
+    return "\n\n".join(render(table, form) for table in tables)
+
+
 def check_form(form: str, also: Sequence[str] = ()) -> None:
     """MemplanError when there is no such form, `also` counted among them."""
     known = (*FORMS, *also)
@@ -97,9 +104,10 @@ def _markdown(table: Table) -> str:
     return "\n".join([*title, *body, *_spaced(tuple(for_markdown(text) for text in table.footer), "<br>")])
 
 
-def _page(table: Table) -> str:
-    """A whole page of `table` that asks nobody for anything."""
-    title = html.escape(visible(table.title, CELL_CHARS) or "memplan")
+def _page(*tables: Table) -> str:
+    """A whole page of `tables` that asks nobody for anything."""
+    title = html.escape(visible(tables[0].title, CELL_CHARS) or "memplan")
+    body = "\n".join(html_table(table) for table in tables)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -113,7 +121,7 @@ def _page(table: Table) -> str:
 </head>
 <body>
 <div class="wide rungs" tabindex="0" role="region" aria-label="{title}">
-{html_table(table)}
+{body}
 </div>
 </body>
 </html>"""

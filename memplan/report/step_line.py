@@ -1,10 +1,11 @@
-"""A step in one line: its rung and every lever that was pulled."""
+"""A run in one line: its rung and every lever that was pulled."""
 
-from memplan.spec import StepSpec
+from memplan.spec import RunSpec
 
 
-def step_line(step: StepSpec) -> str:
+def step_line(run: RunSpec) -> str:
     """`B4c2@full, seq 512, loss full, bf16, adamw, sdpa attention, eager norm`, and what is out of the ordinary."""
+    step = run.step
     levers = [f"B{step.batch}c{step.chunks}@{step.ckpt}", f"seq {step.seq}"]
     levers += [f"suffix {step.suffix}"] if step.suffix else []
     levers += [f"rows {step.rows}"] if step.rows != "full" else []
@@ -16,4 +17,5 @@ def step_line(step: StepSpec) -> str:
     levers += [f"{step.parallel} over {step.world}"] if step.world > 1 else []
     levers += ["compiled"] if step.compile == "on" else []
     levers += ["updated in backward"] if step.update == "backward" else []
+    levers += [f"{'+'.join(run.model.frozen)} frozen"] if run.model.frozen else []
     return ", ".join(levers)

@@ -1,7 +1,7 @@
 """The neutral table: what each column is, and values; how it looks is the renderer's business."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,6 +73,18 @@ class Table:
         """What the rows say in a column, each different thing once."""
         gist, values = self.columns[index].gist, [row[index] for row in self.rows]
         return list(dict.fromkeys([gist(value) for value in values if not missing(value)] if gist else values))
+
+    def between(self, before: Mapping[str, Any], behind: Mapping[str, Any]) -> "Table":
+        """This table with columns of the same value in every row, by their keys, before and behind its own."""
+
+        def columns(facts: Mapping[str, Any]) -> tuple[Column, ...]:
+            return tuple(Column(key=key, header=key) for key in facts)
+
+        return dataclasses.replace(
+            self,
+            columns=(*columns(before), *self.columns, *columns(behind)),
+            rows=tuple((*before.values(), *row, *behind.values()) for row in self.rows),
+        )
 
     def only(self, keys: Collection[str]) -> "Table":
         """This table without the columns whose keys are not among `keys`, and without what stands around it."""

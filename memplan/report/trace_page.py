@@ -1,11 +1,12 @@
 """What a trace says, for people: the peak and who is alive there, every phase, the places where the host waits."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from memplan.record import Fit, TracedRun, TracedSteps
 from memplan.record.trace import LiveTensor
-from memplan.report.render import render
+from memplan.report.render import render, render_all
 from memplan.report.step_line import step_line
 from memplan.report.table import Column, Table
 from memplan.units import format_bytes
@@ -24,29 +25,42 @@ def trace_json(traced: TracedRun | TracedSteps, fit: Fit) -> dict[str, Any]:
     }
 
 
-def trace_page(traced: TracedSteps, fit: Fit, *, heading: str) -> str:
-    """The page as plain text, under `heading`."""
+def trace_page(traced: TracedSteps, fit: Fit, *, heading: list[str], form: str = "table") -> str:
+    """The whole page under `heading`, as plain text or in one of the forms `md` and `html`."""
+    phases, alive, peak, rest = trace_phase_table(traced), alive_table(traced), _peak(traced), _rest(traced, fit)
+    if form != "table":
+        phases = dataclasses.replace(phases, title=heading[0], footer=(*heading[1:], *peak))
+        return render_all([phases, dataclasses.replace(alive, footer=tuple(rest))], form)
+    return "\n".join([*heading, "", render(phases), "", *peak, "", render(alive), "", *rest])
+
+
+def _peak(traced: TracedSteps) -> list[str]:
     report = traced.steady
     shares = [f"{name} {format_bytes(size)}" for name, size in report.breakdown.to_dict().items() if size]
-    lines = [
-        heading,
-        "",
-        render(trace_phase_table(traced)),
-        "",
-        f"peak: {format_bytes(report.peak_allocated_bytes)} allocated in {report.phase}, "
-        + (f"at {report.op}" if report.op else "where it starts")
+    where = f"at {report.op}" if report.op else "where it starts"
+    return [
+        f"peak: {format_bytes(report.peak_allocated_bytes)} allocated in {report.phase}, {where}"
         + (f" of {report.module}" if report.module else ""),
         f"of it {', '.join(shares) or 'nothing'}",
-        "",
-        render(alive_table(traced)),
-        "",
     ]
+
+
+def _rest(traced: TracedSteps, fit: Fit) -> list[str]:
+    report, lines = traced.steady, []
     if report.attention:
         lines.append("attention: " + ", ".join(f"{name} {count} times" for name, count in report.attention.items()))
     for sync in report.syncs:
         lines.append(f"sync: {sync.where} reads a value in {sync.phase} ({sync.op}), {sync.count} a step")
     lines.append(f"the first step, which makes the optimizer's state, peaks at {_size(traced.first_step)}")
-    return "\n".join([*lines, *_conclusion(traced, fit)])
+    return [*lines, *_conclusion(traced, fit)]
+
+
+def named_trace_phases(traced: TracedSteps, fit: Fit, *, model: str, step: str) -> Table:
+    """Peaks of every phase for a spreadsheet: each row says of which model, device and step it is, and whether that
+    fits."""
+    named = {"model": model, "device": traced.device.name, "step": step}
+    judged = {"gate_bytes": fit.gate_bytes, "limit_bytes": fit.limit_bytes, "fits": fit.fits}
+    return trace_phase_table(traced).between(named, judged)
 
 
 def trace_phase_table(traced: TracedSteps) -> Table:
@@ -102,16 +116,15 @@ def tensor_table(tensors: Sequence[LiveTensor], header: str) -> Table:
     return Table(columns=columns, rows=rows)
 
 
-def run_heading(traced: TracedRun, per_sample_bytes: int) -> str:
-    """What was traced, for which device, and what one more sample of a chunk keeps for backward."""
-    step, model = traced.run.step, traced.run.model
+def run_heading(traced: TracedRun, kept: tuple[int, int]) -> list[str]:
+    """What was traced, for which device, and what one more sample of a chunk keeps for backward: head and loss apart,
+    and theirs."""
+    model, (per_sample, logits) = traced.run.model, (format_bytes(num_bytes) for num_bytes in kept)
     counts = f"{traced.params_total:,} parameters, {traced.params_trainable:,} train"
     static = format_bytes(traced.steps.steady.static_bytes)
-    sample = f"one more sample of a chunk keeps {format_bytes(per_sample_bytes)}, its loss included"
-    return (
-        f"{model.name} ({counts})\ntraced for {traced.run.device.name}: {step_line(step)}\n"
-        f"{static} between two steps; {sample}" + (f"\n{traced.note}" if traced.note else "")
-    )
+    lines = [f"{model.name} ({counts})", f"traced for {traced.run.device.name}: {step_line(traced.run)}"]
+    lines += [f"{static} between two steps; one more sample of a chunk keeps {per_sample}, and {logits} of its loss"]
+    return [*lines, *([traced.note] if traced.note else [])]
 
 
 def _size(report: Any) -> str:

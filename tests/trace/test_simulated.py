@@ -68,7 +68,8 @@ def test_traced_equals_estimated_by_category(precision: str) -> None:
 def test_a_sample_keeps_the_same_in_both_witnesses(model: str, rung: str, changes: dict[str, object]) -> None:
     run = asked(model, rung, **changes)
     estimated = estimate(run)
-    assert kept_per_sample(run) == estimated.per_sample_bytes + estimated.logits_per_sample_bytes
+    kept = kept_per_sample(run, run.model.decoder.vocab)
+    assert kept == (estimated.per_sample_bytes, estimated.logits_per_sample_bytes)
 
 
 def test_the_categories_add_up_to_the_peak_of_a_card() -> None:
@@ -130,7 +131,7 @@ def test_the_context_is_taken_from_the_card(tmp_path: Path) -> None:
         device = dataclasses.replace(card("h100-80g"), capacity_bytes=capacity_bytes, context_bytes=context_bytes)
         traced = simulate(dataclasses.replace(run, device=device))
         fit = traced_fit(traced.steps, None)
-        page = trace_page(traced.steps, fit, heading="")
+        page = trace_page(traced.steps, fit, heading=[""])
         assert fit.limit_bytes == device.usable_bytes == capacity_bytes - context_bytes
         assert fit.fits is (context_bytes == 0) is (traced.steps.out_of_memory is None)
         assert trace_json(traced, fit)["context_bytes"] == context_bytes
