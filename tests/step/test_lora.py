@@ -4,16 +4,22 @@ from typing import Any
 
 import pytest
 import torch
+from models.hf_configs import small_run
 from samples import asked, run_of
 from torch import nn
 
 from memplan.backends.simulated import simulate
 from memplan.errors import MemplanError
+from memplan.estimate.reading import peak_bytes
+from memplan.estimate.step import build, new_tape, write_step
+from memplan.spec import DeviceSpec
+from memplan.spec.device import CPU as DEVICE
+from memplan.spec.device import card
 from memplan.step import optimizer_low_bit
 from memplan.step.builder import TrainStep, build_step
 from memplan.step.lora import LoraLinear
 
-CPU = torch.device("cpu")
+CPU, H100 = torch.device("cpu"), card("h100-80g")
 
 
 def built(lora: str, model: str = "tiny", **step: Any) -> TrainStep:
@@ -93,3 +99,43 @@ def test_every_linear_of_the_blocks_is_in_4_bits_with_adapters_beside_some() -> 
             assert module.weight.numel() == module.in_features * module.out_features // 2
     losses = [step() for _ in range(5)]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("lora", "count"), [("8", 3 * 8 * (640 + 320 + 2 * 512)), ("4:c_attn", 3 * 4 * 640), ("8:c_proj", 3 * 8 * 832)]
+)
+def test_transformers_gpt2_has_as_many_parameters_in_adapters_as_peft_makes(lora: str, count: int) -> None:
+    """Three blocks of c_attn 160 -> 480, c_proj 160 -> 160, c_fc 160 -> 352, c_proj 352 -> 160; peft 0.21.2 counts
+    47,616 with `all-linear` and rank 8, and 7,680 for c_attn and rank 4."""
+    pytest.importorskip("transformers")
+    run = small_run("gpt2", lora=lora)
+    model = build_step(run, CPU).model
+    trains = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name.rpartition(".")[2] for name in trains} == {"down", "up"}
+    tape = new_tape(run)
+    build(tape, run)
+    told = sum(parameter.numel * parameter.copies for parameter in tape.parameters if parameter.requires_grad)
+    assert sum(trains.values()) == told == count
+
+
+def test_an_adapter_beside_a_conv1d_by_hand() -> None:
+    base = pytest.importorskip("transformers.pytorch_utils").Conv1D(4, 6)
+    adapter = LoraLinear(base, 2, 0.0)
+    nn.init.normal_(adapter.up)
+    x = torch.randn(2, 3, 6)
+    expected = x @ base.weight + base.bias + 2 * x @ adapter.down.T @ adapter.up.T
+    torch.testing.assert_close(adapter(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("ckpt", "device"),
+    [
+        ("none", DEVICE),
+        pytest.param("selective", DEVICE, marks=pytest.mark.slow),
+        pytest.param("full", H100, marks=pytest.mark.slow),
+    ],
+)
+def test_adapters_of_gpt2_are_estimated_and_traced_to_the_byte(ckpt: str, device: DeviceSpec) -> None:
+    pytest.importorskip("transformers")
+    run = small_run("gpt2", layers=2, lora="8:c_attn+c_fc", ckpt=ckpt, precision="bf16", device=device)
+    assert peak_bytes(write_step(run)) == simulate(run).steps.steady.peak_allocated_bytes
