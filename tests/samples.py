@@ -15,8 +15,9 @@ from memplan.units import MIB
 
 def run_of(model: str = "tiny", **step: Any) -> RunSpec:
     """A small run on the CPU."""
-    values = {"batch": 4, "seq": 64, "precision": "fp32", "workload": "vlm" if step.get("images") else "lm"} | step
-    return RunSpec(model=model_spec(model), step=StepSpec(**values), device=CPU)
+    spec = model_spec(model)
+    values = {"batch": 4, "seq": 64, "precision": "fp32", "workload": spec.usual_workload(step.get("images", 0))} | step
+    return RunSpec(model=spec, step=StepSpec(**values), device=CPU)
 
 
 def row_of(**values: Any) -> RungResult:

@@ -20,9 +20,7 @@ def peak_of_script(
     call, or of a second call where it is to be `steady`. With `above_start` less what was alive before; who leaves that
     out has run other things before, and the free blocks that those left are not known: none is larger than asked."""
     tape = tape_of(device)
-    tape.setup = Setup(
-        dtype="bfloat16", frozen=(), tied=False, rank=0, adapted=(), lora_base="", computed="bfloat16", dropout=0.0
-    )
+    tape.setup = Setup(dtype="bfloat16", frozen=(), rank=0, adapted=(), lora_base="", computed="bfloat16", dropout=0.0)
     step = build(tape, **arguments)
     start = 0
     for _ in range(2 if steady else 1):

@@ -24,8 +24,6 @@ class Setup:
     """Of parameters."""
     frozen: tuple[str, ...]
     """Components that do not train."""
-    tied: bool
-    """Whether the head reads the embedding's table of words, which is part of both then."""
     rank: int
     """Of adapters, 0 without."""
     adapted: tuple[str, ...]
@@ -39,6 +37,8 @@ class Setup:
     last_blocks: int = 1
     """Blocks at the end of a row of equal ones that are told one by one: where a block's backward meets what the one
     behind it left, the last one is unlike the others."""
+    tied: bool = False
+    """Whether the head reads the embedding's table of words, which is part of both then."""
     linears: set[str] = field(default_factory=set)
     """Names of the linears of the blocks that were made."""
 

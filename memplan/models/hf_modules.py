@@ -19,7 +19,7 @@ from memplan.models.blocks import stacks
 from memplan.models.head import Head
 from memplan.models.hf_build import built_config, built_module, set_dropout, values_read
 from memplan.models.trainable import Trainable
-from memplan.spec.model import ModelSpec
+from memplan.spec.model import CLASSIFIERS, ModelSpec
 
 TOWER = re.compile(r"(^|\.)(vision|visual)(_|\.)")
 """Names of image encoders inside a model: `vision_tower`, `vision_model`, `visual`."""
@@ -37,8 +37,6 @@ class HfModel(Trainable):
 
     def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0) -> None:
         super().__init__()
-        if norm != "eager":
-            raise MemplanError(f"{spec.name} has transformers' own norms.", "Leave --norm out.")
         config = built_config(spec)
         set_dropout(config, spec.name, dropout)
         self.model: Any = built_module(config, spec.name, attention)
@@ -46,8 +44,8 @@ class HfModel(Trainable):
         self.block_paths = hf_block_paths(self)
         self.shares_kv = bool(getattr(self.text_config, "num_kv_shared_layers", 0))
         self.classifies = self.model.main_input_name == "pixel_values"
-        if self.classifies and not hasattr(self.model, "classifier"):
-            raise MemplanError(f"{spec.name} is {config.architectures[0]}, which has no classifier to train.")
+        if self.classifies and not (spec.family in CLASSIFIERS and hasattr(self.model, "classifier")):
+            raise MemplanError(f"{spec.name} is {config.architectures[0]}, which has no classifier that a step trains.")
         self.note = hf_note(self.model)
         for component in spec.frozen:
             for parameter in component_parameters(self.model, component):
@@ -63,13 +61,7 @@ class HfModel(Trainable):
         return Head(weight=out.weight, bias=out.bias, softcap=softcap)
 
     def forward(self, batch: Batch) -> Tensor:
-        if batch.suffix is not None:
-            raise MemplanError(
-                "The workload prefix-suffix needs a cache that is connected with its graph, which transformers' models "
-                "do not have.",
-                "Take one of memplan's own: --model qwen3-0.6b.",
-            )
-        if self.classifies:
+        if batch.pixels is not None and self.classifies:
             return self.pooled(batch.pixels)
         inputs = {"input_ids": batch.tokens, **row_inputs(batch), **image_inputs(self.model, batch)}
         with values_read() if is_fake(batch.tokens) else nullcontext():
@@ -79,10 +71,8 @@ class HfModel(Trainable):
         masked_lm = getattr(self.model, "cls", None)  # BERT's
         return rows if masked_lm is None else masked_lm.predictions.transform(rows)
 
-    def pooled(self, pixels: Tensor | None) -> Tensor:
+    def pooled(self, pixels: Tensor) -> Tensor:
         """One row a sample [B, 1, H], pooled as the class does it: ViT's first row, the mean of SigLIP's."""
-        if pixels is None:
-            raise MemplanError("An image classifier reads no tokens.", "Type --workload classify.")
         if hasattr(self.model, "vit"):
             return self.model.vit(pixel_values=pixels).last_hidden_state[:, :1]
         rows = self.model.vision_model(pixel_values=pixels).last_hidden_state

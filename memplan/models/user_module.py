@@ -18,14 +18,6 @@ class UserModel(Trainable):
 
     def __init__(self, spec: ModelSpec, *, attention: str = "sdpa", norm: str = "eager", dropout: float = 0.0) -> None:
         super().__init__()
-        for option, value, usual in (("attention", attention, "sdpa"), ("norm", norm, "eager")):
-            if value != usual:
-                raise MemplanError(f"{spec.name} decides on its {option} by itself.", f"Leave --{option} out.")
-        if spec.frozen:
-            raise MemplanError(
-                f"Nobody knows which parameters of {spec.name} are its {spec.frozen[0]}.",
-                "Leave --freeze out and let it freeze them: parameter.requires_grad_(False).",
-            )
         module = load_entry(spec.config)()
         if not isinstance(module, nn.Module):
             raise MemplanError(
@@ -46,10 +38,6 @@ class UserModel(Trainable):
         return Head(weight=None)
 
     def forward(self, batch: Batch) -> Tensor:
-        if batch.suffix is not None or batch.teacher is not None:
-            raise MemplanError(
-                f"{self.name} makes logits of tokens, no more: no cache, no head for a teacher.", "Type --workload lm."
-            )
         out = self.module(batch.tokens)
         logits = getattr(out, "logits", out)
         if not isinstance(logits, Tensor):

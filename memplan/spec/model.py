@@ -18,7 +18,7 @@ Projections = Literal["separate", "fused"]
 Mask = Literal["causal", "dense"]
 Component = Literal["embedding", "blocks", "vision", "connector", "head"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-CLASSIFIERS = ("vit", "siglip")
+CLASSIFIERS = ("vit", "siglip", "siglip_vision_model")
 """Families whose samples are one image each."""
 EAGER = ("gemma2", "gpt_oss")
 """Families that transformers has no attention kernel of torch's for. Source: transformers 5.24, `_supports_sdpa`."""
