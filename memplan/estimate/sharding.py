@@ -101,14 +101,27 @@ class StateSharding(Sharding):
             rank = loads.index(min(loads))
             loads[rank] += one.numel
             owned[one] += rank == 0
-        return [share(one, one.shape, one.dtype, copies=count) for one, count in owned.items() if count]
+        self.shares = {one: share(one, one.shape, one.dtype, copies=count) for one, count in owned.items() if count}
+        return list(self.shares.values())
+
+    def begin_chunk(self, *, last: bool) -> None:
+        """Gradients are whole behind the `last` one."""
+        self.last = last
 
     def finish_backward(self) -> None:
-        """Shows the owned parameters their gradients."""
-        # They are the whole ones, which `finish_step` lets go.
+        """Gives this rank's part the gradients of what it owns."""
+        for one, mine in self.shares.items() if self.last else ():
+            mine.grad, one.grad = one.grad, None
+            if one.others is not None:
+                one.others, kind = None, self.tape.allocs[one.others.index].op
+                rest = mine.copies - 1, one.copies - mine.copies
+                mine.others, one.others = (
+                    self.tape.allocate(kind, one.shape, one.dtype, category="grads", copies=num) if num else None
+                    for num in rest
+                )
 
     def finish_step(self) -> None:
-        """Lets all gradients go."""
+        """Lets the other gradients go."""
         for one in self.whole:
             one.grad = one.others = None
 

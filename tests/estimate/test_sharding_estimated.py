@@ -30,7 +30,7 @@ def sharded(parallel: str, world: int, rung: str = "B1c1", *, seq: int = 16, **s
         pytest.param("fsdp2:reduce-fp32", 4, "B1c1@selective", {}, marks=pytest.mark.slow),
         ("ddp", 2, "B1c1", {}),
         ("ddp:view", 2, "B2c2", {}),
-        ("zero1", 3, "B2c2", {"precision": "bf16-mixed"}),
+        ("zero1", 2, "B2c2", {"precision": "bf16-masters"}),
         ("zero2", 3, "B2c2", {"precision": "bf16-masters"}),
         ("fsdp2", 4, "B1c1@offload", {"seq": 256}),
     ],
