@@ -29,6 +29,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     into the card."""
     from memplan.estimate import estimate as estimated
     from memplan.estimate.bands import fits
+    from memplan.estimate.peak import finds_room
     from memplan.estimate.search import max_batch, max_seq, with_size
 
     run = one_run(question, device, verb="estimate")
@@ -41,48 +42,34 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     if limit_bytes is None:
         nothing = Fit(gate_bytes=None, limit_bytes=None, fits=None, max_batch=None, max_batch_unchunked=None)
         return answer, nothing
-    peak_bytes = answer.peak_allocated_bytes
-    largest = max_batch(run, limit_bytes, answer)
+    told: dict[RunSpec, int] = {}
+    largest = max_batch(run, limit_bytes, answer, told)
     one_chunk = with_size(run, chunks=1)
     found = Fit(
         gate_bytes=question.gate_bytes,
         limit_bytes=limit_bytes,
         fits=fits(
-            peak_bytes,
+            answer.peak_allocated_bytes,
             limit_bytes,
             gate=question.gate_bytes is not None,
             likely_bytes=answer.reserved.likely_bytes,
         ),
         max_batch=largest,
-        max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes),
-        max_seq=max_seq(run, limit_bytes, answer),
+        max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes, told=told),
+        max_seq=max_seq(run, limit_bytes, answer, told),
     )
-    if question.gate_bytes is None:
-        found = dataclasses.replace(found, may_not_fit=tuple(uncertain(run, found)))
-    return answer, found
-
-
-def uncertain(run: RunSpec, fit: Fit) -> Iterator[str]:
-    """Which of the largest sizes that `fit` names fragments may keep out of the card."""
-    from memplan.estimate.peak import finds_room
-    from memplan.estimate.search import with_size
-
-    assert fit.limit_bytes is not None
-    step = run.step
-    sizes = {
-        "max_batch": {"batch": fit.max_batch},
-        "max_batch_unchunked": {"batch": fit.max_batch_unchunked, "chunks": 1},
+    if question.gate_bytes is not None:
+        return answer, found
+    open_ones = {larger.step for larger, peak in told.items() if finds_room(larger, peak, limit_bytes) is None}
+    steps = {
+        "max_batch": {"batch": found.max_batch},
+        "max_batch_unchunked": {"batch": found.max_batch_unchunked, "chunks": 1},
+        "max_seq": {"seq": found.max_seq},
     }
-    sizes |= {"max_seq": {"seq": fit.max_seq}}
-    known = {(step.batch, step.chunks, step.seq): fit.fits}
-    for name, size in sizes.items():
-        if all(size.values()):
-            larger = with_size(run, **size)
-            point = larger.step.batch, larger.step.chunks, larger.step.seq
-            if point not in known:
-                known[point] = finds_room(larger, fit.limit_bytes)
-            if known[point] is None:
-                yield name
+    uncertain = (
+        name for name, size in steps.items() if all(size.values()) and with_size(run, **size).step in open_ones
+    )
+    return answer, dataclasses.replace(found, may_not_fit=tuple(uncertain))
 
 
 def explain_estimate(question: Ladder, device: DeviceSpec) -> tuple[tuple["FormulaLine", ...], dict[str, int]]:

@@ -30,13 +30,12 @@ class Swept:
     run: RunSpec
     """The run of its first row."""
     rows: list[dict[str, Any]]
-    """Model, device, sizes and swept levers of each configuration, its peak, what that is held against, and whether it
-    fits."""
+    """Model, device, sizes and swept levers of each configuration, its peak, what that is held against, whether it
+    fits, and whether the peak holds what the allocator leaves unsplit: a traced one does, the CPU's leaves nothing."""
     left_out: Counter[str]
     """How many configurations no step can be, by the reason."""
     traced: bool
-    """Whether peaks are the trace's, and hold what the allocator leaves unsplit; the formulas' hold what is asked
-    for."""
+    """Whether peaks are the trace's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,9 @@ def sweep(question: Ladder, device: DeviceSpec, axes: Mapping[str, Sequence[Any]
                 zip(SIZES, point, strict=True)
             )
             levers = {name: value for name, value in part.levers.items() if name != "gpu"}  # it is the device
-            rows.append(named | levers | {"peak_allocated_bytes": peak_bytes, "fits": fits_in} | limits)
+            unsplit = is_traced(part) or part.run.device.rules == "cpu"
+            told_of = {"peak_allocated_bytes": peak_bytes, "fits": fits_in, **limits, "unsplit": unsplit}
+            rows.append(named | levers | told_of)
     if not rows:
         raise next((error for error, _ in refused if error is not INDIVISIBLE), INDIVISIBLE)
     left_out: Counter[str] = Counter()

@@ -44,14 +44,13 @@ def estimate(run: RunSpec) -> Estimate:
     )
 
 
-def finds_room(run: RunSpec, limit_bytes: int) -> bool | None:
-    """Whether `run` fits into a card that has `limit_bytes`; None where fragments may keep it out."""
-    tape = write_step(run)
-    found = fits(int(peak_bytes(tape)), limit_bytes, gate=False)
+def finds_room(run: RunSpec, allocated_bytes: int, limit_bytes: int) -> bool | None:
+    """Whether `run`, whose peak is `allocated_bytes`, fits into a card that has `limit_bytes`; None where fragments may
+    keep it out."""
+    found = fits(allocated_bytes, limit_bytes, gate=False)
     if not found:
         return found
-    reserved_bytes = place(tape)
-    return fits(int(peak_bytes(tape)), limit_bytes, gate=False, likely_bytes=reserved_bytes)
+    return fits(allocated_bytes, limit_bytes, gate=False, likely_bytes=place(write_step(run)))
 
 
 def peak_of(run: RunSpec) -> Any:

@@ -15,25 +15,31 @@ from memplan.spec.model import CLASSIFIERS
 from memplan.spec.run import RunSpec
 
 
-def max_batch(run: RunSpec, gate_bytes: int, answer: Estimate | None = None) -> int:
+def max_batch(
+    run: RunSpec, gate_bytes: int, answer: Estimate | None = None, told: dict[RunSpec, int] | None = None
+) -> int:
     """The largest batch whose estimated peak is at or under `gate_bytes`, `run`'s chunks kept; 0 when none is.
 
-    With C chunks the batch is a multiple of C. `answer`: what is known of `run` itself.
+    With C chunks the batch is a multiple of C. `answer`: what is known of `run` itself; `told` takes the peak of the
+    largest.
     """
     chunks = run.step.chunks
     return chunks * within(
         lambda micro_batch: with_size(run, batch=micro_batch * chunks),
         gate_bytes,
         answer,
+        told,
         near=run.step.micro_batch,
         rise_bytes=0 if answer is None else answer.per_sample_bytes + answer.logits_per_sample_bytes,
     )
 
 
-def max_seq(run: RunSpec, gate_bytes: int, answer: Estimate | None = None) -> int | None:
+def max_seq(
+    run: RunSpec, gate_bytes: int, answer: Estimate | None = None, told: dict[RunSpec, int] | None = None
+) -> int | None:
     """The longest sample, a multiple of 64 tokens and no longer than the model takes, with which `run`'s batch stays at
     or under `gate_bytes`; 0 when none does, None where no length is the user's to choose. `answer`: what is known of
-    `run` itself."""
+    `run` itself; `told` takes the peak of the longest."""
     if run.model.family in CLASSIFIERS:
         return None
     step = run.step
@@ -47,6 +53,7 @@ def max_seq(run: RunSpec, gate_bytes: int, answer: Estimate | None = None) -> in
         lambda count: with_size(run, seq=(first + count - 1) * SEQ_STEP),
         gate_bytes,
         answer,
+        told,
         most=most,
         near=near,
         rise_bytes=token_bytes * SEQ_STEP * step.micro_batch,
@@ -63,6 +70,7 @@ def within(
     run_of: Callable[[int], RunSpec],
     gate_bytes: int,
     answer: Estimate | None,
+    told: dict[RunSpec, int] | None = None,
     *,
     near: float,
     rise_bytes: float = 0,
@@ -102,7 +110,10 @@ def within(
         found = sought(gate_bytes - (placed[found] - peaks[found]))
     while found and (further := sought(gate_bytes - (placed[found] - peaks[found]))) > found and fits(further):
         found = further
-    return found + ((most is None or found < most) and fits(found + 1))
+    found += (most is None or found < most) and fits(found + 1)
+    if found and told is not None:
+        told[run_of(found)] = placed[found]
+    return found
 
 
 def largest(

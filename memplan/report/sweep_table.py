@@ -7,7 +7,7 @@ from memplan.report.table import Column, Table
 from memplan.units import format_bytes
 
 NUMBERS = ("batch", "chunks", "seq", "images", "suffix", "world", "dropout", "clip")
-BEHIND = ("peak_allocated_bytes", "fits", "gate_bytes", "limit_bytes")
+BEHIND = ("peak_allocated_bytes", "fits", "gate_bytes", "limit_bytes", "unsplit")
 """What stands behind the levers."""
 MOST_REASONS = 5
 """Reasons that are printed."""
@@ -15,7 +15,7 @@ MOST_REASONS = 5
 
 def sweep_table(rows: Sequence[Mapping[str, Any]], fixed: Mapping[str, Any], *, traced: bool) -> Table:
     """A row for each configuration: the levers that were swept and those that are `fixed`, the peak, and whether it
-    fits. Those that are `traced` hold what the allocator leaves unsplit."""
+    fits."""
     levers = [name for name in rows[0] if name not in ("model", "device", *BEHIND)]
     limited = any(row["limit_bytes"] is not None for row in rows)
     columns = (
@@ -29,7 +29,7 @@ def sweep_table(rows: Sequence[Mapping[str, Any]], fixed: Mapping[str, Any], *, 
         Column(key="limit_bytes", header="held against", text=format_bytes, hide_constant=True),
         Column(key="unsplit", header="peaks", align="left", text=_holding, hide_constant=True),
     )
-    values = [{**fixed, **row, "unsplit": traced} for row in rows]
+    values = [{**fixed, **row} for row in rows]
     open_ones = sum(row["fits"] is None for row in rows) if limited else 0
     footer = (f"{open_ones} may not fit (-): less room than fragments usually take",) if open_ones else ()
     return Table(
@@ -51,7 +51,7 @@ def _answer(fits: bool) -> str:
 
 def _holding(unsplit: bool) -> str:
     return (
-        "and what the allocator leaves unsplit"
+        "as the allocator holds them"
         if unsplit
         else ("as asked for: a single estimate adds what the allocator leaves unsplit, and looks at what it reserves")
     )
