@@ -29,6 +29,14 @@ class NotComparableError(MemplanError):
     exit_code = 4
 
 
+NOTHING_TRAINS = ("No parameter trains, so that the optimizer has nothing to step on.", "Freeze fewer of them.")
+"""The sentence for a model that is frozen from end to end."""
+NOTHING_LEADS = (
+    "No parameter that trains has a part in the loss, so that there are no gradients.", "Freeze fewer of them.",
+)  # fmt: skip
+"""The sentence for one of which only what the step does not run is left to train."""
+
+
 def near_names(name: str, known: Iterable[str]) -> str:
     """A hint that lists the known names closest to `name`, or all of them when none is close."""
     import difflib

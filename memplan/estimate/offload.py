@@ -4,33 +4,37 @@ Source: memplan.step.offload, whose twin this is. What blocks keep on the device
 figure of the tape.
 """
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from memplan.estimate.tape import Holder, HostBytes, Tape, Tensor
+from memplan.dtypes import ELEMENT_BYTES
+from memplan.estimate.tape import Holder, HostBytes, Shape, Tape, Tensor
 
 MIN_BYTES = 1 << 16
 """Smaller tensors stay where they are. Source: memplan.step.offload."""
 
 
 class Kept:
-    """One tensor that waits on the host until nobody who saved it needs it."""
+    """One tensor that waits on the host until nobody who saved it needs it, or `copies` equal ones."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        tape = tensor.tape
-        self.shape = tensor.shape
-        self.dtype = tensor.dtype
-        self.bytes = HostBytes(tape, host_size(tensor.numel * tensor.width, pinned=tape.rules == "cuda"))
+    def __init__(self, tape: Tape, shape: Shape, dtype: str, copies: int = 1) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.copies = copies
+        num_bytes = host_size(math.prod(shape) * ELEMENT_BYTES[dtype], pinned=tape.rules == "cuda")
+        self.bytes = HostBytes(tape, num_bytes * copies)
         # On the CPU either memory is the host's.
-        self.copy = tape.allocate("host", self.shape, self.dtype) if tape.rules == "cpu" else None
+        self.copy = tape.allocate("host", shape, dtype, copies=copies) if tape.rules == "cpu" else None
         self.fetched: Tensor | None = None
         """It again, back on the device; None before."""
 
     def fetch(self, tape: Tape) -> Tensor:
         """It, on the device."""
         if self.fetched is None:
-            self.fetched = tape.new("fetch", self.shape, self.dtype, category="activations")
+            storage = tape.allocate("fetch", self.shape, self.dtype, category="activations", copies=self.copies)
+            self.fetched = Tensor(storage, self.shape, self.dtype)
         return self.fetched
 
 
@@ -102,10 +106,22 @@ class Call:
         known = self.offload.known
         kept = known[key]() if key in known else None
         if kept is None:
-            kept = Kept(tensor)
+            kept = Kept(tensor.tape, tensor.shape, tensor.dtype)
             known[key] = weakref.ref(kept)
             self.offload.calls[self.number].append(known[key])
         return Waiting(self.offload, self.number, kept)
+
+    @property
+    def kept(self) -> list[weakref.ref[Kept]]:
+        """What it keeps so far."""
+        return self.offload.calls[self.number]
+
+    def repeat(self, start: int, copies: int) -> list[Kept]:
+        """`copies` more of each that it has kept since the number `start` and that still waits."""
+        waiting = [one for one in (reference() for reference in self.kept[start:]) if one is not None]
+        more = [Kept(self.offload.tape, one.shape, one.dtype, copies) for one in waiting]
+        self.kept.extend(weakref.ref(one) for one in more)
+        return more
 
 
 def host_size(num_bytes: int, *, pinned: bool) -> int:

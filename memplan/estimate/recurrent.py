@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from memplan.estimate.offload import Call
 from memplan.estimate.products import lowered
 from memplan.estimate.stack import more
 from memplan.estimate.tape import Node, Storage, Tape, Tensor
@@ -18,14 +19,16 @@ behind it; and the last three, the first ones in backward, where gradients of th
 
 
 def select(x: Tensor, dim: int) -> Tensor:
-    """A view of one entry along `dim`; backward fills zeros of the whole shape."""
+    """A view of one entry along `dim`, another one each time; backward fills zeros of the whole shape."""
     tape, dim = x.tape, dim % len(x.shape)
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:
         return [tape.new("select_backward", node.info, grads[0].dtype)]
 
     node = tape.record("select", (x,), backward, info=x.shape)
-    return tape.link(node, x.alias((*x.shape[:dim], *x.shape[dim + 1 :])))
+    out = x.alias((*x.shape[:dim], *x.shape[dim + 1 :]))
+    out.place = (*out.place, object())
+    return tape.link(node, out)
 
 
 def assign(whole: Tensor, part: Tensor) -> None:
@@ -132,25 +135,29 @@ def rounds(number: int, held: list[Tensor], run: Callable[[list[Tensor]], None])
     run(held)
     tape = held[0].tape
     start, before = len(tape.allocs), [weakref.ref(tensor.storage) for tensor in held]
+    on_host = len(tape.frame.kept) if isinstance(tape.frame, Call) else 0
     run(held)
     own = {tensor.storage.index for tensor, last in zip(held, before, strict=False) if last() is None}
-    held[0] = repeated(tape, held[0], start, own, number - SINGLE)
+    held[0] = repeated(tape, held[0], start, own, number - SINGLE, on_host)
     for _ in range(SINGLE - 2):
         run(held)
 
 
-def repeated(tape: Tape, state: Tensor, start: int, own: set[int], copies: int) -> Tensor:
+def repeated(tape: Tape, state: Tensor, start: int, own: set[int], copies: int, on_host: int) -> Tensor:
     """`state` behind a node that holds `copies` more of what has been made since `start` and still lives, `own` left
-    out: what only the next round reads."""
+    out: what only the next round reads; and of what waits on the host since the number `on_host`."""
     kept = [
         more(tape, alloc, copies)
         for index, alloc in enumerate(tape.allocs[start:], start)
-        if not alloc.died and index not in own
+        if not alloc.died and index not in own and alloc.op != "host"
     ]
     if tape.policy is not None:
         store = tape.policy.store["rounds"]
         store.pop(0) if tape.policy.again else store.append(kept)
-    node = tape.record("rounds", (state,), lambda node, saved, grads: grads, (Kept(kept),))
+    offloads = isinstance(tape.frame, Call)
+    node = tape.record("rounds", (state,), lambda node, saved, grads: grads, () if offloads else (Kept(kept),))
     if node is None:
         return state
+    if offloads:
+        node.saved += [kept, tape.frame.repeat(on_host, copies)]
     return tape.link(node, state.alias())

@@ -7,6 +7,7 @@ tests/estimate/test_sharding_estimated.py.
 from collections.abc import Callable
 from typing import Any
 
+from memplan.errors import MemplanError
 from memplan.estimate.offload import host_size
 from memplan.estimate.optimizers import OPTIMIZERS
 from memplan.estimate.setup import DTYPES
@@ -14,15 +15,18 @@ from memplan.estimate.sharding import Ddp, GradientSharding, Sharding, StateShar
 from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
 from memplan.estimate.update import Masters
 from memplan.estimate.views import to
+from memplan.spec.parallel import MIXED
 from memplan.spec.step import StepSpec
 
 
 class Group:
-    """Parameters that FSDP2 gathers and reduces together: those of a block, or what the root holds itself."""
+    """Parameters that FSDP2 gathers and reduces together: those of a block, or what the root holds itself, blocks that
+    are no groups of their own with all that they speak for."""
 
-    def __init__(self, sharding: "Fsdp", parameters: list[Parameter]) -> None:
+    def __init__(self, sharding: "Fsdp", parameters: list[Parameter], *, root: bool = False) -> None:
         self.sharding = sharding
         self.parameters = parameters
+        self.copies = {one: one.copies if root else 1 for one in parameters}
         self.shares = {one: sharding.shares[one] for one in parameters}
         self.flat: Storage | None = None
         self.whole: list[Storage] = []
@@ -31,7 +35,11 @@ class Group:
     @property
     def numel(self) -> int:
         """Elements of this rank's part."""
-        return sum(share.numel for share in self.shares.values())
+        return self.part_of(self.parameters)
+
+    def part_of(self, parameters: list[Parameter]) -> int:
+        """Elements of this rank's part of some of them."""
+        return sum(self.shares[one].numel * self.copies[one] for one in parameters)
 
     def gather(self) -> None:
         """Sends for the other ranks' parts, into a buffer of all of them."""
@@ -39,7 +47,10 @@ class Group:
             return
         tape, how, copies = self.sharding.tape, self.sharding.how, []
         if how.offload:
-            copies += [tape.allocate("copy", one.shape, one.dtype) for one in self.shares.values()]
+            copies += [
+                tape.allocate("copy", mine.shape, mine.dtype, copies=self.copies[one])
+                for one, mine in self.shares.items()
+            ]
         dtype = self.parameters[0].dtype
         if any(one.dtype != dtype for one in self.shares.values()):
             copies.append(tape.allocate("to", (self.numel,), dtype))
@@ -51,8 +62,8 @@ class Group:
         tape, world = self.sharding.tape, self.sharding.world
         if not self.whole:
             self.whole = [
-                tape.allocate("unsharded", (share.numel * world,), one.dtype, category="comm")
-                for one, share in self.shares.items()
+                tape.allocate("unsharded", (mine.numel * world,), one.dtype, category="comm", copies=self.copies[one])
+                for one, mine in self.shares.items()
             ]
 
     def reduce(self) -> None:
@@ -63,12 +74,12 @@ class Group:
             return
         tape, sharding = self.sharding.tape, self.sharding
         dtype = sharding.reduce_dtype or grads[0].dtype
-        numel = sum(self.shares[one].numel for one in grads)
+        numel = self.part_of(grads)
         sharding.reducing = None
         buffer = tape.allocate("reduce_scatter_input", (numel * sharding.world,), dtype, category="comm")
         last = grads[-1].grad
         for one in grads:
-            one.grad = None
+            one.grad = one.others = None
         out = tape.new("reduce_scatter", (numel,), dtype, category="grads")
         del last
         stored = self.shares[grads[0]].dtype
@@ -81,6 +92,8 @@ class Group:
             mine = self.shares[one]
             if mine.grad is None:
                 mine.grad = out.alias(mine.shape)
+            if self.copies[one] > 1:
+                mine.others = out.storage
 
 
 class Fsdp(Sharding):
@@ -92,16 +105,21 @@ class Fsdp(Sharding):
         self.param_dtype = DTYPES.get(self.how.param_dtype, "")
         self.reduce_dtype = DTYPES.get(self.how.reduce_dtype, "")
         self.shares: dict[Parameter, Parameter] = {}
+        self.dtypes: dict[int, str] = {}
+        """Of parameters as they are trained, by their first storage."""
         self.gathered: Storage | None = None
         self.reducing: Storage | None = None
         self.forward_done = False
         self.groups: dict[int, Group] = {}
         self.order: list[Group] = []
+        self.ran: list[Group] = []
+        """In the order of this forward."""
 
     def parameter(self, shape: Shape, dtype: str, copies: int) -> tuple[Storage, str]:
         """The whole of it until the model is there; none of it where it waits on the host."""
         made = (0,) if self.how.offload else shape
         storage = self.tape.allocate("parameter", made, dtype, category="params", copies=copies)
+        self.dtypes[storage.index] = dtype
         return storage, self.param_dtype or dtype
 
     def part_of(self, shape: Shape) -> Shape:
@@ -113,24 +131,27 @@ class Fsdp(Sharding):
         for module in self.tape.blocks:
             self.groups[id(module)] = self.group(module.parameters())
             self.order.append(self.groups[id(module)])
-        self.root = self.group([one for one in self.tape.parameters if one not in self.shares])
+        self.root = self.group([one for one in self.tape.parameters if one not in self.shares], root=True)
         if not self.how.offload:
             return [self.shares[one] for one in trainable]
         self.tape.offloaded_bytes = offloaded_bytes(self.step, list(self.shares.values()))
         return []
 
-    def group(self, parameters: list[Parameter]) -> Group:
+    def group(self, parameters: list[Parameter], *, root: bool = False) -> Group:
         """`parameters`, of each of which this rank's rows stay."""
         tape, stored = self.tape, self.tape.setup.dtype
+        if len({self.dtypes[one.storage.index] for one in parameters if one.requires_grad}) > 1:
+            raise MemplanError(*MIXED)
         for one in parameters:
             rows = self.part_of(one.shape)
             if not self.how.offload:
                 one.storage = tape.allocate("parameter", rows, stored, category="params", copies=one.copies)
             self.shares[one] = share(one, rows, stored)
-        return Group(self, parameters)
+        return Group(self, parameters, root=root)
 
     def enter(self) -> None:
         """Gathers the root, which stays whole to the end of backward."""
+        self.ran = []
         self.root.gather()
         self.root.wait()
         self.gathered, self.root.flat = self.root.flat, None
@@ -141,7 +162,10 @@ class Fsdp(Sharding):
 
     def around(self, module: Any, call: Callable[[Any, Tensor], Tensor], x: Tensor) -> Tensor:
         """Gathers a block's parameters for its call, lets them go, and again in backward."""
-        group = self.groups[id(module)]
+        group = self.groups.get(id(module))
+        if group is None:  # the root's
+            return call(module, x)
+        self.ran.append(group)
         group.gather()
         group.wait()
         self.gathered, group.flat = group.flat, None
@@ -170,8 +194,8 @@ class Fsdp(Sharding):
         group.gather()
         group.wait()
         group.flat = None
-        if self.how.prefetch and (number := self.order.index(group)) > 0:
-            self.order[number - 1].gather()
+        if self.how.prefetch and (number := self.ran.index(group)) > 0:
+            self.ran[number - 1].gather()
 
     def after(self, group: Group) -> None:
         """A block's backward is over."""
@@ -179,10 +203,12 @@ class Fsdp(Sharding):
         group.reduce()
 
     def repeat(self, modules: list[Any]) -> None:
-        """A rank's part of the other copies' gradients."""
+        """A rank's part of the other copies' gradients; all of them where they wait for the root."""
+        super().repeat([module for module in modules if id(module) not in self.groups])
         if self.how.offload:
             return
-        for one in [one for module in modules for one in module.parameters()]:
+        grouped = [module for module in modules if id(module) in self.groups]
+        for one in [one for module in grouped for one in module.parameters()]:
             mine = self.shares[one]
             if one.requires_grad and mine.others is None and mine.copies > 1:
                 mine.others = self.tape.allocate(

@@ -6,6 +6,7 @@ A step of more than two chunks is told by two: every later one is as the second,
 import dataclasses
 from typing import Any
 
+from memplan.errors import NOTHING_LEADS, NOTHING_TRAINS, MemplanError
 from memplan.estimate import families
 from memplan.estimate.batch import Batch, Sizes, chunk_of, make_batch
 from memplan.estimate.losses import summed_loss
@@ -62,6 +63,10 @@ def build(tape: Tape, run: RunSpec) -> Any:
     own = LanguageModel if run.model.vision is None else Molmo2
     model = families.make(tape, run) if run.model.impl == "hf" else own(tape, run)
     tape.setup.check_adapters()
+    if not trainable(tape):
+        raise MemplanError(*NOTHING_TRAINS)
+    if all(parameter.idle for parameter in trainable(tape)):
+        raise MemplanError(*NOTHING_LEADS)
     return model
 
 

@@ -16,6 +16,13 @@ OPTIONS = {
 WHOLE = {"zero2": ("adafactor", "muon"), "fsdp2": ("adafactor", "adamw-8bit", "adamw-8bit-paged")}
 """Optimizers that cannot step on the pieces of a kind: flat ones have no rows and columns, and neither torch's
 Adafactor nor bitsandbytes knows of DTensor. Source: torch/optim/_adafactor.py, torch 2.13; bitsandbytes 0.48."""
+MIXED = (
+    "FSDP2 takes the parameters of a block, and those outside blocks, in one dtype each, and here some are in float32 "
+    "whatever the precision.",
+    "Type --precision bf16-mixed, or --parallel zero1.",
+)
+"""The sentence for trainable parameters of several dtypes in one group of FSDP2. Source: `_init_mp_dtypes`,
+torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.13."""
 FORMS = ("single", "ddp", "ddp:view", "zero1", "zero2", "fsdp2", "fsdp2:OPTIONS")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from memplan.errors import NOTHING_LEADS, NOTHING_TRAINS, MemplanError
 from memplan.models.batch import IGNORED, Batch, synthetic_batch
 from memplan.models.blocks import find_blocks
 from memplan.models.factory import build_model
@@ -19,7 +20,7 @@ from memplan.step.offload import Offload
 from memplan.step.precision import DTYPES, autocast
 from memplan.step.region import Region
 from memplan.step.sharding import make_sharding
-from memplan.step.update import Update, UpdateInBackward, matrices
+from memplan.step.update import Update, UpdateInBackward, matrices, trained
 
 Mark = Callable[[str], None]
 
@@ -58,6 +59,8 @@ class TrainStep:
         self.loss_region = Region("loss", rows_loss)
         self.held: list[Tensor] = []
         """Logits that the caller holds while a chunk is at work."""
+        if not trained(model):
+            raise MemplanError(*NOTHING_TRAINS)
         self.sharding = make_sharding(step, model)
         make = UpdateInBackward if step.update == "backward" else Update
         self.update = make(step, self.sharding.params, matrices(model, step))
@@ -93,6 +96,8 @@ class TrainStep:
             with self.sharding.chunk(last=index == self.run.step.chunks - 1):
                 mark("forward")
                 loss = self.chunk_loss(self.batch.chunk(index, self.run.step.chunks), mark)
+                if not loss.requires_grad:
+                    raise MemplanError(*NOTHING_LEADS)
                 mark("backward")
                 self.update.scaled(loss).backward()  # type: ignore[no-untyped-call]  # torch gives it no types
             losses.append(loss.detach())

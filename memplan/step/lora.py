@@ -89,8 +89,8 @@ def quantise(model: nn.Module, step: StepSpec) -> None:
     """Puts bitsandbytes' 4-bit linears in the place of those of the blocks; MemplanError where it is not installed or
     the model is traced."""
     who = f"A base in {step.lora_base}"
-    require("bitsandbytes", who)
     refuse_fake(model.parameters(), who, "bitsandbytes")
+    require("bitsandbytes", who)
     for block in find_blocks(model, step.blocks).values():
         for parent in list(block.modules()):
             for name, child in list(parent.named_children()):

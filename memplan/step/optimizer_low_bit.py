@@ -25,8 +25,8 @@ def low_bit_adamw(name: str, params: Sequence[Tensor], **options: float) -> torc
     and for bitsandbytes without CUDA, where its 8-bit states do not serve."""
     module, kind = LOW_BIT[name]
     library = module.partition(".")[0]
-    require(library, f"The optimizer {name}")
     refuse_fake(params, f"The optimizer {name}", library)
+    require(library, f"The optimizer {name}")
     if library == "bitsandbytes" and any(not param.is_cuda for param in params):
         raise MemplanError(f"The optimizer {name} steps on a CUDA GPU only.", ESTIMATE)
     optimizer: torch.optim.Optimizer = getattr(import_module(module), kind)(params, **options)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memplan.errors import MemplanError
+from memplan.errors import NOTHING_TRAINS, MemplanError
 from memplan.step.optimizer_low_bit import LOW_BIT, low_bit_adamw
 
 LEARNING_RATE = 1e-4
@@ -21,9 +21,7 @@ def make_optimizer(name: str, params: Iterable[Tensor], matrices: Sequence[Tenso
     Muon takes where `name` is `muon`."""
     trainable = [param for param in params if param.requires_grad]
     if not trainable:
-        raise MemplanError(
-            "No parameter trains, so that the optimizer has nothing to step on.", "Freeze fewer of them."
-        )
+        raise MemplanError(*NOTHING_TRAINS)
     if name in LOW_BIT:
         return low_bit_adamw(name, trainable, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     if name in ("sgd", "sgd-momentum"):

@@ -18,7 +18,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memplan.errors import MemplanError
 from memplan.models.trainable import Trainable
+from memplan.spec.parallel import MIXED
 from memplan.spec.step import StepSpec
 from memplan.step.precision import DTYPES
 from memplan.step.sharding import Sharding
@@ -39,6 +41,7 @@ class FsdpSharding(Sharding):
         options["offload_policy"] = (
             CPUOffloadPolicy(pin_memory=device.type == "cuda") if how.offload else OffloadPolicy()
         )
+        check_dtypes(model, blocks)
         for number, block in enumerate(blocks, start=1):
             keeps = how.keep or (how.keep_last and number == len(blocks))
             fully_shard(block, reshard_after_forward=not keeps, **options)
@@ -63,6 +66,15 @@ class FsdpSharding(Sharding):
         grad._local_tensor = grad._local_tensor.clone()
         if self.on_host is not None:
             self.on_host(grad._local_tensor)
+
+
+def check_dtypes(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """MemplanError where parameters that train are of several dtypes in a block, or beside the blocks."""
+    groups = [[param for param in block.parameters() if param.requires_grad] for block in blocks]
+    inside = {param for group in groups for param in group}
+    groups.append([param for param in model.parameters() if param.requires_grad and param not in inside])
+    if any(len({param.dtype for param in group}) > 1 for group in groups):
+        raise MemplanError(*MIXED)
 
 
 def copy_in(module: FSDPModule) -> None:
