@@ -63,7 +63,7 @@ class Decoder:
         def make(index: int) -> Module:
             return Block(tape, spec, attention=step.attention, norm=step.norm, index=index, store=self.store)
 
-        self.stack = Stack(tape, [kind(index) for index in range(spec.num_layers)], make)
+        self.stack = Stack(tape, [kind(index) for index in range(spec.num_layers)], make, counted=first is not None)
         if first is not None:
             numbered = [(first + index, block) for index, block in self.stack.blocks]
             put_on(tape, numbered, mode, shares_kv=spec.kv_shared > 0)

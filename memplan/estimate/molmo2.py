@@ -101,7 +101,7 @@ class VisionTower(Module):
         def make(index: int) -> Module:
             return VisionBlock(tape, spec, attention=step.attention)
 
-        self.stack = Stack(tape, [kind(index) for index in range(spec.num_layers)], make)
+        self.stack = Stack(tape, [kind(index) for index in range(spec.num_layers)], make, counted=first is not None)
         if first is not None:
             put_on(tape, [(first + index, block) for index, block in self.stack.blocks], mode)
 

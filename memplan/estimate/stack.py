@@ -45,9 +45,11 @@ def plan(kinds: Sequence[Any], last: int = 1) -> list[tuple[list[int], int]]:
 
 
 class Stack:
-    """Blocks 0 .. n-1 of `kinds`, equal where their kinds are."""
+    """Blocks 0 .. n-1 of `kinds`, equal where their kinds are; `counted`: whether a step means them by its blocks."""
 
-    def __init__(self, tape: Tape, kinds: Sequence[Any], make: Callable[[int], Module]) -> None:
+    def __init__(
+        self, tape: Tape, kinds: Sequence[Any], make: Callable[[int], Module], *, counted: bool = True
+    ) -> None:
         self.tape = tape
         self.units: list[tuple[list[Module], int]] = []
         self.blocks: list[tuple[int, Module]] = []
@@ -57,7 +59,7 @@ class Stack:
             tape.copies = outer * copies
             modules = [make(number) for number in numbers]
             self.blocks += zip(numbers, modules, strict=True)
-            tape.blocks += modules
+            tape.blocks += modules if counted else ()
             self.units.append((modules, copies))
         tape.copies = outer
 

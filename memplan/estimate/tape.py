@@ -63,7 +63,7 @@ class Tape:
         self.sharding: Any = None
         """This rank's share of the model; None where there is one rank."""
         self.blocks: list[Any] = []
-        """The modules of all stacks, in the order of forward."""
+        """The modules that a step means by its blocks."""
         self.frame: Any = None
         """The checkpointed region that runs now, if one does."""
         self.policy: Any = None

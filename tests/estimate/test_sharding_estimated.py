@@ -47,6 +47,12 @@ def test_what_fsdp2_offloads_waits_on_the_host_as_traced() -> None:
     assert abs(estimated.peak_allocated_bytes - traced.peak_allocated_bytes) <= EXACT
 
 
+def test_blocks_of_the_tower_stay_whole_with_the_root() -> None:
+    values = {"precision": "bf16-masters", "images": 1, "parallel": "fsdp2:noprefetch", "world": 8}
+    run = asked("tiny-molmo2", "B2c1@full", device=H100, seq=128, **values)
+    assert abs(estimate(run).peak_allocated_bytes - simulate(run).steps.steady.peak_allocated_bytes) <= EXACT
+
+
 @pytest.mark.slow
 def test_buckets_are_dealt_over_all_blocks() -> None:
     """Of Qwen3-0.6B, whose blocks take 31 MB each: buckets begin and end inside them."""

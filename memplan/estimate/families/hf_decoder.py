@@ -176,7 +176,7 @@ class Decoder:
         tape.component = "blocks"
         mode, first, numbers = run.step.checkpointing, self.first_block(), range(self.config["num_hidden_layers"])
         kinds = [(self.layer_kind(i), first is not None and mode.treats(first + i)) for i in numbers]
-        self.stack = Stack(tape, kinds, self.make_layer)
+        self.stack = Stack(tape, kinds, self.make_layer, counted=first is not None)
         if first is not None:
             put_on(tape, [(first + index, layer) for index, layer in self.stack.blocks], mode)
         self.norm = self.make_norm(tape, "norm", hidden)

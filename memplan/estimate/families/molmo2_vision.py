@@ -94,7 +94,8 @@ class VisionTower(Module):
             return index in read, index > max(read), first is not None and mode.treats(first + index)
 
         tape.component = "vision blocks"
-        self.stack = Stack(tape, [kind(index) for index in range(config["num_hidden_layers"])], make)
+        kinds = [kind(index) for index in range(config["num_hidden_layers"])]
+        self.stack = Stack(tape, kinds, make, counted=first is not None)
         tape.component = "vision"
         for index, block in self.stack.blocks:
             for parameter in block.parameters():

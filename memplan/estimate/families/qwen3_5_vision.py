@@ -67,6 +67,7 @@ class Qwen3_5WithImages(Qwen3_5):
         for parameter in tape.parameters[start:]:
             parameter.idle = True
         super().__init__(tape, run, config["text_config"])
+        tape.blocks.append(self.visual.block)
 
     def first_block(self) -> int | None:
         return self.blocks_before
