@@ -320,13 +320,11 @@ def test_an_interrupt_leaves_a_valid_file_and_a_table(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words = [
         "ladder",
-        "B1c1,B512c1s512",
+        "B1c1s16,B512c1s512",
         "--model",
         "tiny",
         "--device",
         "cpu",
-        "--seq",
-        "16",
         "--steps",
         "1",
         "--out",
@@ -348,8 +346,8 @@ def test_an_interrupt_leaves_a_valid_file_and_a_table(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert [row.rung for row in read_rows(rows)] == ["B1c1@none"]
-    assert "B1c1@none" in out
+    assert [row.rung for row in read_rows(rows)] == ["B1c1s16@none"]
+    assert "B1c1s16@none" in out
     assert (tmp_path / "out" / "table.md").exists()
 
 
