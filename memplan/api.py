@@ -60,14 +60,14 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     )
     if question.gate_bytes is not None:
         return answer, found
-    open_ones = {larger.step for larger, peak in told.items() if finds_room(larger, peak, limit_bytes) is None}
+    rooms = {one.step: found.fits if one == run else finds_room(one, peak, limit_bytes) for one, peak in told.items()}
     steps = {
         "max_batch": {"batch": found.max_batch},
         "max_batch_unchunked": {"batch": found.max_batch_unchunked, "chunks": 1},
         "max_seq": {"seq": found.max_seq},
     }
     uncertain = (
-        name for name, size in steps.items() if all(size.values()) and with_size(run, **size).step in open_ones
+        name for name, size in steps.items() if all(size.values()) and rooms[with_size(run, **size).step] is None
     )
     return answer, dataclasses.replace(found, may_not_fit=tuple(uncertain))
 
