@@ -1,7 +1,6 @@
-"""What the page of an estimate and that of a trace say, in each of their forms."""
+"""What the page of an estimate says, in each of its forms."""
 
 import csv
-import dataclasses
 import io
 from typing import Any
 
@@ -86,12 +85,3 @@ def test_what_is_recomputed_is_compared_as_a_part_of_backward() -> None:
     larger = max(data["phases"][name]["allocated_bytes"] for name in ("recompute", "backward"))
     peaks = estimated_row(data)["phase_peaks"]
     assert peaks["backward"] == larger and "recompute" not in peaks
-
-
-def test_a_trace_says_what_an_estimate_says_of_a_sample() -> None:
-    pytest.importorskip("torch")
-    question = Ladder.from_dict({"model": "tiny", "rungs": "B2c1"}, name="asked", origin="a test")
-    _, _, kept = api.trace(question, card("h100-80g"))
-    answer, _ = api.estimate(question, card("h100-80g"))
-    assert kept == (answer.per_sample_bytes, answer.logits_per_sample_bytes)
-    assert dataclasses.astuple(answer.static)[4:7] == (0, 0, 0)  # nothing of a batch stays
