@@ -14,7 +14,7 @@ from memplan.estimate.setup import DTYPES
 from memplan.estimate.sharding import Ddp, GradientSharding, Sharding, StateSharding, share
 from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
 from memplan.estimate.update import Masters
-from memplan.estimate.views import to
+from memplan.estimate.views import FLOATS, to
 from memplan.spec.parallel import MIXED
 from memplan.spec.step import StepSpec
 
@@ -172,11 +172,21 @@ class Fsdp(Sharding):
         if self.param_dtype:
             x = to(x, self.param_dtype)
         x = self.noted("post_backward", x, group)
+        before, run = module.around, module.around or module.forward
+        if self.param_dtype:
+            module.around = lambda *args: run(*self.cast(args))
         x = call(module, x)
+        module.around = before
         if not (self.how.keep or (self.how.keep_last and group is self.order[-1])):
             group.whole.clear()
         group.done = False
         return self.noted("pre_backward", x, group)
+
+    def cast(self, value: Any) -> Any:
+        """What a block takes, masks and tables too, in the dtype that it computes in."""
+        if isinstance(value, tuple):
+            return tuple(self.cast(one) for one in value)
+        return to(value, self.param_dtype) if isinstance(value, Tensor) and value.dtype in FLOATS else value
 
     def noted(self, name: str, x: Tensor, group: Group) -> Tensor:
         """`x` behind a node that tells when its gradient is there."""

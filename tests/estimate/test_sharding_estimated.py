@@ -47,8 +47,9 @@ def test_what_fsdp2_offloads_waits_on_the_host_as_traced() -> None:
     assert abs(estimated.peak_allocated_bytes - traced.peak_allocated_bytes) <= EXACT
 
 
-def test_blocks_of_the_tower_stay_whole_with_the_root() -> None:
-    values = {"precision": "bf16-masters", "images": 1, "parallel": "fsdp2:noprefetch", "world": 8}
+@pytest.mark.parametrize("parallel", ["fsdp2:noprefetch", "fsdp2:param-bf16"])
+def test_a_tower_stays_whole_with_the_root_and_blocks_get_masks_in_their_dtype(parallel: str) -> None:
+    values = {"precision": "fp32", "images": 1, "parallel": parallel, "world": 8}
     run = asked("tiny-molmo2", "B2c1@full", device=H100, seq=128, **values)
     assert abs(estimate(run).peak_allocated_bytes - simulate(run).steps.steady.peak_allocated_bytes) <= EXACT
 

@@ -62,12 +62,8 @@ class Qwen3_5WithImages(Qwen3_5):
     def __init__(self, tape: Tape, run: RunSpec) -> None:
         config = config_of(run)
         start = len(tape.parameters)
-        self.blocks_before = config["vision_config"]["depth"]
         self.visual = Encoder(tape, config["vision_config"])
         for parameter in tape.parameters[start:]:
             parameter.idle = True
         super().__init__(tape, run, config["text_config"])
         tape.blocks.append(self.visual.block)
-
-    def first_block(self) -> int | None:
-        return self.blocks_before
