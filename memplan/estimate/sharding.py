@@ -113,10 +113,9 @@ class StateSharding(Sharding):
         for one, mine in self.shares.items() if self.last else ():
             mine.grad, one.grad = one.grad, None
             if one.others is not None:
-                one.others, kind = None, self.tape.allocs[one.others.index].op
-                rest = mine.copies - 1, one.copies - mine.copies
+                one.others, rest = None, (mine.copies - 1, one.copies - mine.copies)
                 mine.others, one.others = (
-                    self.tape.allocate(kind, one.shape, one.dtype, category="grads", copies=num) if num else None
+                    self.tape.allocate("gradient", one.shape, one.dtype, category="grads", copies=num) if num else None
                     for num in rest
                 )
 
