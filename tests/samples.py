@@ -16,7 +16,8 @@ from memplan.units import MIB
 def run_of(model: str = "tiny", **step: Any) -> RunSpec:
     """A small run on the CPU."""
     spec = model_spec(model)
-    values = {"batch": 4, "seq": 64, "precision": "fp32", "workload": spec.usual_workload(step.get("images", 0))} | step
+    usual = {"workload": spec.usual_workload(step.get("images", 0)), "attention": spec.usual_attention}
+    values = {"batch": 4, "seq": 64, "precision": "fp32"} | usual | step
     return RunSpec(model=spec, step=StepSpec(**values), device=CPU)
 
 

@@ -15,6 +15,7 @@ from memplan.models.registry import model_spec
 from memplan.spec import DeviceSpec, EntryRun, Ladder, ModelSpec, Rung, RunSpec, StepSpec
 from memplan.spec.device import CPU, card
 from memplan.spec.model import CLASSIFIERS
+from memplan.spec.pairing import check_counts
 from memplan.units import format_exact_bytes
 
 DEFAULT_CARD = "h100-80g"
@@ -81,6 +82,7 @@ def _point(
         if ladder.freeze is not None:
             model = model.frozen_to(ladder.freeze)
         run = RunSpec(model=model, step=_step(ladder, model, loss, precision, ckpt, compiled, rung), device=device)
+        check_counts(model, run.step)
     command = command_of(ladder, name, rung, run, simulated=simulated)
     return Point(rung=rung, model=name, run=run, command=command, simulated=simulated)
 

@@ -2,7 +2,7 @@
 have no way to do, said before anything runs."""
 
 from memplan.errors import MemplanError
-from memplan.spec.model import CLASSIFIERS, ModelSpec
+from memplan.spec.model import CLASSIFIERS, EAGER, ModelSpec
 from memplan.spec.step import StepSpec
 
 
@@ -26,6 +26,8 @@ def check_pair(model: ModelSpec, step: StepSpec) -> None:
         )
     if model.impl == "hf" and step.norm != "eager":
         raise MemplanError(f"{name} has transformers' own norms.", "Leave --norm out.")
+    if model.impl == "hf" and model.family in EAGER and step.attention != "eager":
+        raise MemplanError(f"transformers has no kernel that does the attention of {name}.", "Type --attention eager.")
     if model.impl == "user":
         if step.suffix or step.workload == "distill":
             raise MemplanError(
@@ -34,3 +36,26 @@ def check_pair(model: ModelSpec, step: StepSpec) -> None:
         for option, value, usual in (("attention", step.attention, "sdpa"), ("norm", step.norm, "eager")):
             if value != usual:
                 raise MemplanError(f"{name} decides on its {option} by itself.", f"Leave --{option} out.")
+
+
+def check_counts(model: ModelSpec, step: StepSpec) -> None:
+    """MemplanError where `step` counts more blocks, rows or ranks than there are: of a question, not of the smaller
+    runs by which it is answered."""
+    mode, hidden = step.checkpointing, model.decoder.hidden
+    blocks = model.decoder.num_layers + (0 if model.vision is None else model.vision.num_layers)
+    if blocks and (mode.count or 0) > blocks:
+        raise MemplanError(
+            f"{model.name} has {blocks} blocks, fewer than ckpt {step.ckpt!r} counts.",
+            f"Type {mode.kind}:2, or full for every block.",
+        )
+    rows = step.micro_batch * (step.suffix or step.seq)
+    if step.workload != "classify" and step.loss_chunks > rows:
+        raise MemplanError(
+            f"A chunk of the batch has {rows:,} rows, fewer than the parts of loss {step.loss!r}.",
+            f"Type {step.loss_kind}:8.",
+        )
+    if hidden and step.lora_rank > hidden:
+        raise MemplanError(
+            f"Adapters of rank {step.lora_rank} are larger than what they stand beside: {model.name} is {hidden} wide.",
+            "Type --lora 16.",
+        )

@@ -64,6 +64,8 @@ class Parallel:
                 raise MemplanError(f"parallel {kind!r} has no option {option!r}.", "Known: " + ", ".join(known) + ".")
             if option in options[:index]:
                 raise MemplanError(f"parallel {text!r} names {option} twice.", "Leave one out.")
+        if {"keep", "keep-last"} <= set(options):
+            raise MemplanError(f"parallel {text!r} keeps the last block twice.", "Leave keep-last out.")
         reduce = [option.removeprefix("reduce-") for option in options if option.startswith("reduce-")]
         if len(reduce) > 1:
             raise MemplanError(f"parallel {text!r} adds up gradients in two dtypes.", "Leave one out.")

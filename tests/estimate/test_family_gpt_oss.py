@@ -54,9 +54,10 @@ def test_the_ledger_of_gpt_oss_says_what_the_trace_says(name: str) -> None:
     assert estimated(run) == traced(run)
 
 
-@pytest.mark.parametrize("step", [{"attention": "sdpa"}, {"attention": "eager", "ckpt": "selective"}])
-def test_gpt_oss_refuses_what_the_real_step_refuses(step: dict[str, Any]) -> None:
-    run = config_run(GPT_OSS | SHORT, "cpu", **step)
+def test_gpt_oss_refuses_what_the_real_step_refuses() -> None:
+    with pytest.raises(MemplanError, match="no kernel that does the attention"):
+        config_run(GPT_OSS | SHORT, "cpu", attention="sdpa")
+    run = config_run(GPT_OSS | SHORT, "cpu", attention="eager", ckpt="selective")
     with pytest.raises(MemplanError):
         estimated(run)
     with pytest.raises(MemplanError):

@@ -143,10 +143,6 @@ class GptOss(Decoder):
     make_norm = LateNorm
 
     def __init__(self, tape: Tape, run: RunSpec) -> None:
-        if run.step.attention != "eager":
-            raise MemplanError(
-                "transformers has no sdpa for gpt_oss, whose softmax has sinks.", "Type --attention eager."
-            )
         mode = run.step.checkpointing
         kept = Policy(mode.ops) if mode.kind == "selective" else None
         if kept is not None and kept.saves("_grouped_mm"):
