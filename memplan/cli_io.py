@@ -67,7 +67,7 @@ def typed(**options: Any) -> dict[str, Any]:
     """The options that were typed; a size in decimal units is pointed out, and one without a unit that no step fits."""
     found = {name: value for name, value in options.items() if value is not None}
     gate = str(found.get("gate", ""))
-    if gate.isdecimal() and int(gate) < MIB:
+    if gate.isdecimal() and 0 < int(gate) < MIB:
         raise MemplanError(f"--gate {gate} is {gate} bytes.", f"Type {gate}GiB.")
     if note := decimal_note(found.get("gate", "")):
         say([note])
