@@ -6,9 +6,10 @@ what it makes, what it saves and what its backward makes (`views`, `ops`, `produ
 serve a script of anybody's (`script`).
 
 Known limits
-    Left out are the slack of large blocks that CUDA's allocator does not split, what cuDNN's attention takes inside
-    itself, the temporary storage of sorts and convolutions, and the CPU's packing buffers for bf16 products. A compiled
-    step is not known (`uncovered` says so), nor is the trace's reserved memory: a band stands for it. Transformers'
+    Left out are what cuDNN's attention takes inside itself, the temporary storage of sorts and convolutions, and the
+    CPU's packing buffers for bf16 products. A compiled step is not known (`uncovered` says so). What the allocator does
+    not split and what it reserves is told by its model over the ledger's requests (`blocks`), where the blocks between
+    the first and the last of a deep model stand behind one another; sweeps leave it out. Transformers'
     delta-nets are told on its own torch code; where flash-linear-attention is installed its kernels keep less. In a
     mixture of experts every token goes to as many rows as the router picks; no capacity drops any.
 """

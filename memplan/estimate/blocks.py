@@ -9,7 +9,7 @@ blocks and segments of a deep model are near to the real ones, those of few bloc
 trace by tests/benchmarks/estimate_agreement.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memplan.allocator.caching import CachingAllocator
 from memplan.allocator.config import SMALL_BYTES, SMALL_SEGMENT_BYTES
@@ -52,7 +52,7 @@ class Placing:
         self.allocs = tape.allocs
         self.asked = [alloc.num_bytes for alloc in tape.allocs]
         self.allocator = CachingAllocator()
-        self.alive: dict[int, list[int]] = {}
+        self.alive: dict[int, Sequence[int]] = {}
         """Addresses of the blocks of each allocation that is alive, none of small ones."""
         self.small_bytes = self.most_small_bytes = 0
 
@@ -64,20 +64,23 @@ class Placing:
 
     def follow(self, events: Iterable[int]) -> None:
         """Does what `events` say, and notes the bytes of each block."""
-        allocator = self.allocator
+        allocator, allocs, asked, alive = self.allocator, self.allocs, self.asked, self.alive
+        malloc = allocator.malloc
         for event in events:
             if event < 0:
                 self.end(~event)
                 continue
-            alloc, asked = self.allocs[event], self.asked[event]
-            num_bytes = asked // max(alloc.copies, 1)
-            if num_bytes <= SMALL_BYTES:
-                self.alive[event] = []
-                self.small_bytes += asked
-                self.most_small_bytes = max(self.most_small_bytes, self.small_bytes)
+            alloc, num_bytes = allocs[event], asked[event]
+            copies = alloc.copies
+            each = num_bytes if copies == 1 else num_bytes // max(copies, 1)
+            if each <= SMALL_BYTES:
+                alive[event] = ()
+                self.small_bytes += num_bytes
+                if self.small_bytes > self.most_small_bytes:
+                    self.most_small_bytes = self.small_bytes
                 continue
             held = allocator.allocated_bytes
-            self.alive[event] = [allocator.malloc(num_bytes) for _ in range(alloc.copies)]
+            alive[event] = (malloc(each),) if copies == 1 else [malloc(each) for _ in range(copies)]
             alloc.num_bytes = allocator.allocated_bytes - held
 
     def end(self, index: int) -> None:

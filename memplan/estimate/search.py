@@ -79,8 +79,8 @@ def within(
     """The largest count whose run stays at or under `gate_bytes` with what the allocator does not split; 0 when none
     does. `answer` is that of the count `near`, `rise_bytes` what one more is thought to add.
 
-    Peaks without what is not split come cheaper, and grow with the count: they lead to a count that is then looked at,
-    and from there to its neighbours.
+    Peaks without what is not split come cheaper, and grow with the count: they lead to a count that is then looked at.
+    The next one is taken to have as much that is not split.
     """
     tapes: dict[int, Tape] = {}
     peaks: dict[float, int] = {}
@@ -95,12 +95,10 @@ def within(
         return int(peak_bytes(tapes[count]))
 
     def fits(count: int) -> bool:
-        if count not in peaks:
-            peaks[count] = peak(count)
-        if count not in placed and peaks[count] <= gate_bytes:
+        if count not in placed:
             place(tapes[count])
             placed[count] = int(peak_bytes(tapes[count]))
-        return placed.get(count, peaks[count]) <= gate_bytes
+        return placed[count] <= gate_bytes
 
     def sought(room_bytes: int, rise_bytes: float = 0) -> int:
         return largest(peak, room_bytes, most=most, near=near, known=peaks, rise_bytes=rise_bytes)
@@ -110,7 +108,6 @@ def within(
         found = sought(gate_bytes - (placed[found] - peaks[found]))
     while found and (further := sought(gate_bytes - (placed[found] - peaks[found]))) > found and fits(further):
         found = further
-    found += (most is None or found < most) and fits(found + 1)
     if found and told is not None:
         told[run_of(found)] = placed[found]
     return found
