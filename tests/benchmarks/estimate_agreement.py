@@ -78,18 +78,30 @@ def compared(run: RunSpec) -> dict[str, Any]:
     row = {"model": run.model.name, "impl": run.model.impl, "ckpt": run.step.ckpt, "loss": run.step.loss}
     row |= {"precision": run.step.precision, "batch": run.step.batch, "seq": run.step.seq, "run_id": run.run_id}
     try:
-        estimated = estimate(run).peak_allocated_bytes
-        traced = simulate(run).steps.steady.peak_allocated_bytes
+        answer, steady = estimate(run), simulate(run).steps.steady
     except Exception as error:
-        return row | {"estimated_bytes": None, "traced_bytes": None, "error": f"{type(error).__name__}: {error}"[:300]}
-    return row | {"estimated_bytes": estimated, "traced_bytes": traced, "error": ""}
+        return row | {"error": f"{type(error).__name__}: {error}"[:300]}
+    return row | {
+        "estimated_bytes": answer.peak_allocated_bytes,
+        "traced_bytes": steady.peak_allocated_bytes,
+        "reserved_bytes": answer.reserved.likely_bytes,
+        "reserved_traced_bytes": steady.peak_reserved_bytes,
+        "error": "",
+    }
+
+
+PAIRS = {"error": ("estimated_bytes", "traced_bytes"), "reserved_error": ("reserved_bytes", "reserved_traced_bytes")}
+"""Errors, each of what is estimated against what is traced."""
+
+
+def off(row: dict[str, Any], estimated: str, traced: str) -> float | None:
+    """Relative error of a number of `row`; None where a witness failed."""
+    return None if row["error"] else row[estimated] / row[traced] - 1
 
 
 def table_of(rows: list[dict[str, Any]]) -> Table:
     """The rows, worst first, failures before all."""
-    found = [
-        row | {"error_frac": None if row["error"] else row["estimated_bytes"] / row["traced_bytes"] - 1} for row in rows
-    ]
+    found = [row | {f"{name}_frac": off(row, *pair) for name, pair in PAIRS.items()} for row in rows]
     found.sort(key=lambda row: -9.0 if row["error_frac"] is None else -abs(row["error_frac"]))
     columns = (
         *(Column(key=key, header=key, align="left") for key in ("model", "impl", "ckpt", "loss", "precision")),
@@ -97,17 +109,24 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
         Column(key="estimated_bytes", header="estimated", text=format_bytes),
         Column(key="traced_bytes", header="traced", text=format_bytes),
         Column(key="error_frac", header="error", text=lambda frac: format_percent(frac, 2)),
+        Column(key="reserved_bytes", header="reserved, estimated", text=format_bytes),
+        Column(key="reserved_traced_bytes", header="reserved, traced", text=format_bytes),
+        Column(key="reserved_error_frac", header="reserved, error", text=lambda frac: format_percent(frac, 2)),
         Column(key="error", header="failed with", align="left", hide_empty=True),
     )
     errors = [abs(row["error_frac"]) for row in found if row["error_frac"] is not None]
     within = sum(error <= 0.02 for error in errors)
+    reserved = sorted(abs(row["reserved_error_frac"]) for row in found if row["reserved_error_frac"] is not None)
     footer = (
         f"{len(found)} runs, {len(found) - len(errors)} failed; {within} of {len(errors)} within 2 %; median error "
         f"{format_percent(median(errors), 3).lstrip('+')}, largest {format_percent(max(errors), 2).lstrip('+')}",
+        f"reserved bytes: median error {format_percent(median(reserved), 2).lstrip('+')}, nine of ten within "
+        f"{format_percent(reserved[len(reserved) * 9 // 10], 2).lstrip('+')}, largest "
+        f"{format_percent(reserved[-1], 2).lstrip('+')}",
         f"allocated peak of a steady step on {CARD}; estimate over trace, less 1",
     )
     cells = tuple(
-        tuple(row[column.key] or None if column.key == "error" else row[column.key] for column in columns)
+        tuple(row.get(column.key) or None if column.key == "error" else row.get(column.key) for column in columns)
         for row in found
     )
     return Table(columns=columns, rows=cells, footer=footer)
