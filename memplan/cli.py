@@ -50,7 +50,10 @@ def run(words: list[str]) -> None:
     if words[:1] == ["estimate"]:
         gc.disable()  # it ends sooner than a collection would pay
         if (values := plain_values(found["estimate"], words[1:])) is not None:
-            found["estimate"].run(**values)
+            try:
+                found["estimate"].run(**values)
+            finally:
+                gc.freeze()  # nor does the interpreter look for garbage at its end
             return
     from memplan.cli_typer import call
 
