@@ -22,7 +22,7 @@ def error_bytes(run: RunSpec) -> int:
     return estimate(run).peak_allocated_bytes - measured_peak(run)
 
 
-@pytest.mark.parametrize("loss", ["full", "chunked:4", "chunked-ckpt:4"])
+@pytest.mark.parametrize("loss", ["full", pytest.param("chunked:4", marks=pytest.mark.slow), "chunked-ckpt:4"])
 @pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ckpt", ["none", "full", "every:2"])
 @pytest.mark.parametrize("name", ["tiny", pytest.param("tiny-wide", marks=pytest.mark.slow)])
@@ -32,7 +32,7 @@ def test_fp32_peaks_are_estimated_to_the_kilobyte(name: str, ckpt: str, chunks: 
 
 @pytest.mark.parametrize("loss", ["full", "chunked-ckpt:4"])
 @pytest.mark.parametrize("chunks", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("ckpt", ["none", "full", "every:2"])
+@pytest.mark.parametrize("ckpt", ["none", "full", pytest.param("every:2", marks=pytest.mark.slow)])
 def test_bf16_peaks_miss_packing_buffers_only(ckpt: str, chunks: int, loss: str) -> None:
     error = error_bytes(asked("tiny-wide", f"B4c{chunks}@{ckpt}", seq=128, loss=loss, precision="bf16"))
     assert -PACKING <= error <= EXACT
@@ -44,12 +44,21 @@ def test_other_families_are_estimated_to_the_kilobyte(name: str, ckpt: str) -> N
     assert abs(error_bytes(asked(name, f"B2c1@{ckpt}"))) <= EXACT
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-foreach", "adamw-loop", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw-foreach", "adamw-loop", "sgd"))],
+)
 def test_small_batches_peak_in_the_optimizer_or_the_embedding(optimizer: str) -> None:
     assert abs(error_bytes(asked("tiny-wide", "B1c1", seq=8, optimizer=optimizer))) <= EXACT
 
 
-@pytest.mark.parametrize("changes", [{"attention": "eager"}, {"norm": "fused"}, {"clip": 1.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "eager"},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"norm": "fused"}, {"clip": 1.0})),
+    ],
+)
 def test_choices_that_change_memory_are_estimated(changes: dict[str, object]) -> None:
     assert abs(error_bytes(asked("tiny", "B4c1@every:2", loss="chunked-ckpt:8", **changes))) <= EXACT
 

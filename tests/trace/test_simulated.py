@@ -31,7 +31,7 @@ HIDDEN = 200 * KIB
 """Bytes inside CPU ops that no tensor shows: the attention kernel's buffers. Five per thousand of the smallest peak."""
 
 
-@pytest.mark.parametrize("loss", ["full", "chunked:4", "chunked-ckpt:4"])
+@pytest.mark.parametrize("loss", ["full", pytest.param("chunked:4", marks=pytest.mark.slow), "chunked-ckpt:4"])
 @pytest.mark.parametrize("rung", ["B4c1", "B4c2@full", "B4c1@every:2"])
 @pytest.mark.parametrize("name", ["tiny", pytest.param("tiny-wide", marks=pytest.mark.slow)])
 def test_traced_equals_measured_on_the_cpu(name: str, rung: str, loss: str) -> None:
