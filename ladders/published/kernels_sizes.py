@@ -10,6 +10,8 @@ from memplan.estimate.products import linear, mm, workspace
 from memplan.estimate.tape import Parameter, Tape, Tensor
 
 Step = Callable[[], object]
+Inner = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(input, gate's matrix, the other one) -> the rows inside."""
 
 
 def leaf(tape: Tape, *shape: int, dtype: str = "bfloat16") -> Parameter:
@@ -45,12 +47,21 @@ def head_and_cross_entropy(tape: Tape, *, rows: int) -> Step:
 
 def mlp(tape: Tape, *, act: str, batch: int, seq: int, mode: str = "full") -> Step:
     """Forward, backward or both of a gated feed-forward layer, 4096 wide, 11008 inside."""
+
+    def inner(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return ops.mul(ops.of_input(act, linear(x, gate)), linear(x, up))
+
+    return feed_forward(tape, inner, batch=batch, seq=seq, mode=mode)
+
+
+def feed_forward(tape: Tape, inner: Inner, *, batch: int, seq: int, mode: str) -> Step:
+    """Forward, backward or both of a feed-forward layer, 4096 wide, 11008 inside, the rows between by `inner`."""
     earlier_benchmarks(tape)
     x = leaf(tape, batch, seq, 4096)
     gate, up, down = leaf(tape, 11008, 4096), leaf(tape, 11008, 4096), leaf(tape, 4096, 11008)
 
     def layer() -> Tensor:
-        return linear(ops.mul(ops.of_input(act, linear(x, gate)), linear(x, up)), down)
+        return linear(inner(x, gate, up), down)
 
     def full() -> None:
         y = layer()

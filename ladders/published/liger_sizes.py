@@ -8,7 +8,7 @@ write their result over their input, and gradients over what was saved.
 from collections.abc import Callable
 from typing import Any
 
-from kernels_sizes import earlier_benchmarks, leaf, rope_inputs
+from kernels_sizes import earlier_benchmarks, feed_forward, leaf, rope_inputs
 
 from memplan.estimate import views
 from memplan.estimate.products import linear, mm
@@ -102,24 +102,11 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 def mlp(tape: Tape, *, batch: int, seq: int, mode: str = "full") -> Step:
     """Forward, backward or both of a gated feed-forward layer, 4096 wide, 11008 inside."""
-    earlier_benchmarks(tape)
-    x = leaf(tape, batch, seq, 4096)
-    gate, up, down = leaf(tape, 11008, 4096), leaf(tape, 11008, 4096), leaf(tape, 4096, 11008)
 
-    def layer() -> Tensor:
-        return linear(gated(linear(x, gate), linear(x, up)), down)
+    def inner(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        return gated(linear(x, gate), linear(x, up))
 
-    def full() -> None:
-        y = layer()
-        tape.backward(y, tape.new("randn_like", y.shape, y.dtype), retain=True)
-
-    if mode == "full":
-        return full
-    if mode == "forward":
-        return layer
-    grad = tape.new("randn_like", x.shape, x.dtype)
-    y = layer()
-    return lambda: tape.backward(y, grad, retain=True)
+    return feed_forward(tape, inner, batch=batch, seq=seq, mode=mode)
 
 
 def liger_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
