@@ -159,7 +159,10 @@ def formula_points(part: Part) -> dict[Point, tuple[int, bool | None] | MemplanE
     gate_bytes, limit_bytes = part.question.gate_bytes, limit_of(part.question, part.run.device)
 
     def held(peak_bytes: int) -> bool | None:
-        return None if limit_bytes is None else fits(peak_bytes, limit_bytes, gate=gate_bytes is not None)
+        if limit_bytes is None:
+            return None
+        unplaced = part.run.device.rules == "cuda"
+        return fits(peak_bytes, limit_bytes, gate=gate_bytes is not None, asked=unplaced)
 
     found = sweep_sizes(part.run, part.points)
     return {

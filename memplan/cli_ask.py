@@ -51,9 +51,13 @@ def estimate(
     answer, fit = api.estimate(question, on)
     say([*witnesses(answer.run), *assumptions(answer.run, given.keys() | typed(gpu=gpu).keys())])
     if explain:
-        from memplan.report.formula_table import formula_table
+        from memplan.report.formula_table import formula_json, formula_table
 
-        show(render(formula_table(answer, *api.explain_estimate(question, on)), output))
+        lines, letters = api.explain_estimate(question, on)
+        if output == "json":
+            show_json([formula_json(answer, lines, letters)], lines=False, single=True)
+        else:
+            show(render(formula_table(answer, lines, letters), output))
     elif output in ("table", "md", "html"):
         show(estimate_page(answer, fit, output))
     elif output in ("json", "jsonl"):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from memplan.cli_once import check_rungs
 from memplan.cli_options import RUNG, STEP, option
 from memplan.errors import MemplanError
-from memplan.spec import Ladder
+from memplan.spec import Ladder, parse_rungs
 from memplan.units import MIB, decimal_note
 
 DEFAULT_MODEL = "molmo2-4b"
@@ -41,9 +41,14 @@ def ladder_of(rungs: str, given: dict[str, Any]) -> Ladder:
 def rung_and_given(step: dict[str, Any], **others: Any) -> tuple[str | None, dict[str, Any]]:
     """The rung that `--rung` or `--batch` and `--chunks` name, or None, and the other options that were typed."""
     rung, batch, chunks = (step.pop(name) for name in RUNG)
-    if rung is not None and (batch is not None or chunks is not None):
-        raise MemplanError("--rung and --batch/--chunks say the same thing.", "Leave one out.")
-    if batch is not None or chunks is not None:
+    if rung is not None:
+        for one in parse_rungs(rung):
+            for name, value, said in (("batch", batch, one.batch), ("chunks", chunks, one.chunks)):
+                if value not in (None, said):
+                    raise MemplanError(
+                        f"The rung {one} and --{name} {value} name {name} twice, and not the same.", "Leave one out."
+                    )
+    elif batch is not None or chunks is not None:
         rung = f"B{1 if batch is None else batch}c{1 if chunks is None else chunks}"
     return rung, typed(**step, **others)
 

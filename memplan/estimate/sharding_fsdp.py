@@ -116,9 +116,8 @@ class Fsdp(Sharding):
         """In the order of this forward."""
 
     def parameter(self, shape: Shape, dtype: str, copies: int) -> tuple[Storage, str]:
-        """The whole of it until the model is there; none of it where it waits on the host."""
-        made = (0,) if self.how.offload else shape
-        storage = self.tape.allocate("parameter", made, dtype, category="params", copies=copies)
+        """The whole of it until the model is there."""
+        storage = self.tape.allocate("parameter", shape, dtype, category="params", copies=copies)
         self.dtypes[storage.index] = dtype
         return storage, self.param_dtype or dtype
 
@@ -138,14 +137,14 @@ class Fsdp(Sharding):
         return []
 
     def group(self, parameters: list[Parameter], *, root: bool = False) -> Group:
-        """`parameters`, of each of which this rank's rows stay."""
+        """`parameters`, of each of which this rank's rows stay on the device or go to the host."""
         tape, stored = self.tape, self.tape.setup.dtype
         if len({self.dtypes[one.storage.index] for one in parameters if one.requires_grad}) > 1:
             raise MemplanError(*MIXED)
         for one in parameters:
             rows = self.part_of(one.shape)
-            if not self.how.offload:
-                one.storage = tape.allocate("parameter", rows, stored, category="params", copies=one.copies)
+            stays = (0,) if self.how.offload else rows  # or goes to the host
+            one.storage = tape.allocate("parameter", stays, stored, category="params", copies=one.copies)
             self.shares[one] = share(one, rows, stored)
         return Group(self, parameters, root=root)
 

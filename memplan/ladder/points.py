@@ -144,6 +144,10 @@ def _step(
         kind = loss.partition(":")[0]
         loss = f"{'chunked' if kind == 'full' else kind}:{rung.loss_chunks}"
     if not (rung.seq or ladder.seq or model.seq):
+        if model.impl == "user":
+            from memplan.models.user_factory import load_entry
+
+            load_entry(model.name)  # says whether there is one at all
         raise MemplanError(f"{model.name} has no usual length of a sequence.", "Type --seq 128.")
     if model.family in CLASSIFIERS and (rung.seq or ladder.seq or model.seq) != model.seq:
         raise MemplanError(f"{model.name} reads images of {model.seq} patches, and no tokens.", "Leave --seq out.")

@@ -31,7 +31,11 @@ def sweep_table(rows: Sequence[Mapping[str, Any]], fixed: Mapping[str, Any], *, 
     )
     values = [{**fixed, **row} for row in rows]
     open_ones = sum(row["fits"] is None for row in rows) if limited else 0
-    footer = (f"{open_ones} may not fit (-): less room than fragments usually take",) if open_ones else ()
+    footer = (
+        (f"{open_ones} may not fit (-): less room than fragments and blocks that are not split may take",)
+        if open_ones
+        else ()
+    )
     return Table(
         columns=columns, rows=tuple(tuple(row[column.key] for column in columns) for row in values), footer=footer
     )

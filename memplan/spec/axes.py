@@ -1,6 +1,6 @@
 """Axes of a sweep as a person types them: `batch=1:64`, `seq=1024:8192:1024`, `ckpt=none,full,selective`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from memplan.errors import MemplanError, near_names
@@ -12,6 +12,8 @@ COUNTS = ("batch", "chunks", "seq", "world")
 """Whole numbers of 1 or more."""
 NUMBERS = (*COUNTS, "images", "suffix")
 FRACTIONS = ("dropout", "clip")
+WITHOUT = {"clip": None, "lora": ""}
+"""Levers that a step may be without, `clip=none,1.0`, with what stands there then."""
 ALONE = ("ckpt", "loss", "optimizer", "update", "precision", "attention", "norm", "lora")
 """Levers of which every value goes with the plain step."""
 NAMES = (*ALONE, "rows", "parallel", "workload", "model", "impl", "freeze", "gpu")
@@ -39,24 +41,32 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
         return name, numbers(name, rest)
     if name in FRACTIONS:
         try:
-            fractions = tuple(float(value) for value in rest.split(","))
+            fractions = tuple(plain(name, value, float) for value in rest.split(","))
         except ValueError:
-            raise MemplanError(f"The sweep {text!r} needs numbers.", f"Type --sweep {name}=0,0.1.") from None
+            example = "none,1.0" if name in WITHOUT else "0,0.1"
+            raise MemplanError(f"The sweep {text!r} needs numbers.", f"Type --sweep {name}={example}.") from None
         for fraction in fractions:
             check_value(name, fraction)
         return name, tuple(dict.fromkeys(fractions))
     if name in NAMES:
-        values = tuple(dict.fromkeys(value.strip() for value in rest.split(",")))
+        values = tuple(dict.fromkeys(plain(name, value, str.strip) for value in rest.split(",")))
         for value in values:
             check_value(name, value)
         return name, values
     raise MemplanError(f"{name!r} cannot be swept.", near_names(name, (*NUMBERS, *FRACTIONS, *NAMES)))
 
 
+def plain(name: str, text: str, read: Callable[[str], Any]) -> Any:
+    """The value that `text` says, `none` of a lever that a step may be without."""
+    if not text.strip():
+        raise MemplanError(f"The sweep of {name} has an empty value.", f"Type --sweep {name}=A,B.")
+    return WITHOUT[name] if name in WITHOUT and text.strip() == "none" else read(text)
+
+
 def check_value(name: str, value: Any) -> None:
     """MemplanError unless the lever `name` may have `value` in some step; models and cards are looked up later."""
-    if value == "":
-        raise MemplanError(f"The sweep of {name} has an empty value.", f"Type --sweep {name}=A,B.")
+    if name in WITHOUT and value == WITHOUT[name]:
+        return
     if name == "rows":
         Rows.parse(value)
     elif name == "parallel":

@@ -1,5 +1,6 @@
 """Many configurations at once: the same numbers as one by one, and thousands a second."""
 
+import json
 import random
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from samples import asked, swept
 
+from memplan.cli import run
 from memplan.errors import MemplanError
 from memplan.estimate.explain import explain
 from memplan.estimate.peak import peak_of
@@ -112,3 +114,11 @@ def test_an_estimate_needs_neither_torch_nor_numpy() -> None:
         "estimate(run); sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'pandas', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_explanation_in_json_says_what_its_letters_stand_for(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["estimate", "--model", "tiny", "--gate", "1GiB", "--explain", "-o", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert sum(line["num_bytes"] for line in found["lines"]) == found["peak_allocated_bytes"]
+    assert found["letters"]["S"] == 128
+    assert {"phase", "moment", "run_id", "unsplit_bytes"} <= found.keys()
