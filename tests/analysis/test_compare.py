@@ -636,4 +636,5 @@ def test_many_rungs_take_time_in_proportion() -> None:
         compare_table(compare(*rows))
         return time.process_time() - start
 
-    assert seconds(1200) < 10 * seconds(300) + 0.05, "16 times as long where every row looks at every other"
+    few, many = (min(seconds(count) for _ in range(3)) for count in (300, 1200))
+    assert many < 10 * few + 0.05, "16 times as long where every row looks at every other"
