@@ -29,6 +29,9 @@ def verbs(first: str | None = None) -> dict[str, Verb]:
 def main() -> NoReturn:
     """The console entry: runs a verb and ends with its exit code."""
     open_streams()
+    at_once = sys.argv[1:2] == ["estimate"]
+    if at_once:
+        gc.disable()  # it ends sooner than a collection would pay
     try:
         run(sys.argv[1:])
     except MemplanError as error:
@@ -40,6 +43,9 @@ def main() -> NoReturn:
         sys.exit(MemplanError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        if at_once:
+            gc.freeze()  # nor does the interpreter look for garbage at its end
     sys.exit(0)
 
 
@@ -47,14 +53,9 @@ def run(words: list[str]) -> None:
     """Runs the verb that `words` begin with. `estimate` is to answer at once: where its options are plain, no parser is
     loaded to read them."""
     found = verbs(words[0] if words else None)
-    if words[:1] == ["estimate"]:
-        gc.disable()  # it ends sooner than a collection would pay
-        if (values := plain_values(found["estimate"], words[1:])) is not None:
-            try:
-                found["estimate"].run(**values)
-            finally:
-                gc.freeze()  # nor does the interpreter look for garbage at its end
-            return
+    if words[:1] == ["estimate"] and (values := plain_values(found["estimate"], words[1:])) is not None:
+        found["estimate"].run(**values)
+        return
     from memplan.cli_typer import call
 
     call(found, words)

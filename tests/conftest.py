@@ -1,6 +1,7 @@
 """For all tests. One thread each: on a busy machine two threads that wait for one another take seconds for an op."""
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -38,6 +39,14 @@ def nobody_is_left() -> Iterator[None]:
     while (left := workers(f"MEMPLAN_TESTS={mark}")) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
+
+
+@pytest.fixture(autouse=True)
+def collecting() -> Iterator[None]:
+    """The collector of garbage runs, which an estimate turns off, as its process ends with it."""
+    yield
+    gc.enable()
+    gc.unfreeze()
 
 
 def workers(mark: str) -> list[str]:

@@ -90,7 +90,10 @@ def test_each_verb_is_found_alone_too() -> None:
         (["estimate", "--model", "tiny", "--batch", "4", "--chunks", "0"], "c must be 1 or more"),
         (["estimate", "--model", "tiny", "--batch", "0"], "1 sample or more"),
         (["estimate", "--model", "tiny", "--batch", "-1"], "batch size"),
-        (["estimate", "--model", "tiny", "--rung", "B4", "--batch", "8"], "name batch twice, and not the same. Leave one out"),
+        (
+            ["estimate", "--model", "tiny", "--rung", "B4", "--batch", "8"],
+            "name batch twice, and not the same. Leave one out",
+        ),
         (["estimate", "--model", "tiny", "--gpu", "h100"], "Unknown card 'h100'. Did you mean"),
         (["estimate", "--model", "tiny", "--gpu", "h200", "--device", "cpu"], "two devices"),
         (["estimate", "--model", "tiny", "--device", "tpu"], "not for 'tpu'"),
