@@ -75,9 +75,14 @@ def test_choices_that_change_memory_are_estimated(changes: dict[str, object]) ->
             marks=pytest.mark.slow,
         ),
         # Without images, tower and connector get no gradients and no optimizer state.
-        ("tiny-molmo2", "B1c1", {"seq": 16, "images": 0}),
+        pytest.param("tiny-molmo2", "B1c1", {"seq": 16, "images": 0}, marks=pytest.mark.slow),
         # Few rows: the head's own gradient is the largest thing there is.
-        ("tiny-wide", "B2c1", {"precision": "bf16-mixed", "seq": 64, "loss": "chunked:2", "optimizer": "sgd"}),
+        pytest.param(
+            "tiny-wide",
+            "B2c1",
+            {"precision": "bf16-mixed", "seq": 64, "loss": "chunked:2", "optimizer": "sgd"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "tiny-wide",
             "B2c1",

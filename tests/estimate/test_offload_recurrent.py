@@ -9,7 +9,8 @@ from memplan.estimate.step import write_step
 
 
 @pytest.mark.parametrize(
-    ("seq", "device"), [(128, "h100-80g"), (640, "h100-80g"), pytest.param(640, "cpu", marks=pytest.mark.slow)]
+    ("seq", "device"),
+    [(128, "h100-80g"), *(pytest.param(640, name, marks=pytest.mark.slow) for name in ("h100-80g", "cpu"))],
 )
 def test_what_rounds_keep_waits_on_the_host(seq: int, device: str) -> None:
     pytest.importorskip("transformers")

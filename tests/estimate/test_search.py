@@ -46,7 +46,7 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(["tiny", "tiny-wide", "tiny-gpt2", "smollm2-135m", "molmo2-4b"]),
     batch=st.integers(1, 40),

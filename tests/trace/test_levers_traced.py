@@ -31,7 +31,7 @@ def run_of(lever: str, model: str = "tiny", **step: Any) -> RunSpec:
     return asked(model, rung, **({"seq": 64, "precision": "fp32"} | levers | step))
 
 
-BY_DEFAULT = ("first:2", "offload", "lora and checkpointing", "prefix and suffix, checkpointed")
+BY_DEFAULT = ("offload", "lora and checkpointing", "prefix and suffix, checkpointed")
 
 
 @pytest.mark.parametrize(
