@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.errors import MemplanError
 from memplan.estimate.offload import host_size
-from memplan.estimate.optimizers import OPTIMIZERS
+from memplan.estimate.optimizers import OPTIMIZERS, is_matrix
 from memplan.estimate.setup import DTYPES
 from memplan.estimate.sharding import Ddp, GradientSharding, Sharding, StateSharding, share
 from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
@@ -131,6 +131,8 @@ class Fsdp(Sharding):
             self.groups[id(module)] = self.group(module.parameters())
             self.order.append(self.groups[id(module)])
         self.root = self.group([one for one in self.tape.parameters if one not in self.shares], root=True)
+        if self.step.optimizer == "muon":
+            self.how.check_rows(self.world, [one.shape for one in trainable if is_matrix(one)])
         if not self.how.offload:
             return [self.shares[one] for one in trainable]
         self.tape.offloaded_bytes = offloaded_bytes(self.step, list(self.shares.values()))

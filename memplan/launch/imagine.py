@@ -23,6 +23,7 @@ def imagine(run: RunSpec | EntryRun, events: Events) -> dict[str, Any]:
             "allocated_bytes": report.peak_allocated_bytes,
             "active_bytes": report.peak_active_bytes,
             "reserved_bytes": report.peak_reserved_bytes,
+            "num_alloc_retries": report.num_alloc_retries,
             "num_steps": 1,
         }
         phases = {phase: totals.allocated_bytes for phase, totals in report.phases.items()}

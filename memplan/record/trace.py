@@ -126,6 +126,8 @@ class TraceReport:
     """Places where the host waits, in one step."""
     out_of_memory: OutOfMemory | None = None
     """Where the card's capacity is exceeded, or None."""
+    num_alloc_retries: int = 0
+    """Times that the card's capacity makes the allocator give back all it keeps, which is slow, before it goes on."""
     attention: dict[str, int] = field(default_factory=dict)
     """Attention kernels chosen, with the number of calls."""
     host_bytes: int = 0
@@ -153,6 +155,7 @@ class TraceReport:
             ],
             "syncs": [dataclasses.asdict(sync) for sync in self.syncs],
             "out_of_memory": None if self.out_of_memory is None else dataclasses.asdict(self.out_of_memory),
+            "num_alloc_retries": self.num_alloc_retries,
             "attention": self.attention,
             "host_bytes": self.host_bytes,
         }

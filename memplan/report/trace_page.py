@@ -141,6 +141,12 @@ def _conclusion(traced: TracedSteps, fit: Fit) -> list[str]:
         held = f"{format_bytes(lacking.allocated_bytes)} allocated, {format_bytes(lacking.reserved_bytes)} reserved"
         where = f"in {lacking.phase}: {lacking.op} asks for {requested} with {held}"
         lines.append(f"{device.name} ({capacity}) runs out of memory {where}")
+    elif retries := max(traced.first_step.num_alloc_retries, traced.steady.num_alloc_retries):
+        # The peaks are those of a card without end, so that a reader would see more reserved than the card has.
+        lines.append(
+            f"{device.name} has {format_bytes(device.usable_bytes or 0)}: the allocator gives back all it keeps"
+            f" {'once' if retries == 1 else f'{retries} times'} a step, which is slow, and so finds room"
+        )
     if fit.limit_bytes is not None:
         name = "the gate" if fit.gate_bytes is not None else device.name
         lines.append(f"under {format_bytes(fit.limit_bytes)} ({name}): {'fits' if fit.fits else 'does not fit'}")

@@ -3,6 +3,7 @@
 Letters: `W` world size.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memplan.errors import MemplanError, near_names
@@ -97,4 +98,15 @@ class Parallel:
         if not self.sharded and world != 1:
             raise MemplanError(
                 f"world is {world}, but parallel single is one device.", "Type --parallel fsdp2, or leave --world out."
+            )
+
+    def check_rows(self, world: int, matrices: Iterable[tuple[int, ...]]) -> None:
+        """MemplanError where Muon would step on one of `matrices`, shapes, of fewer rows than FSDP2 has devices, which
+        torch's DTensor does not split and then cannot update in place (seen with torch 2.13)."""
+        least = min((shape[0] for shape in matrices), default=world)
+        if self.kind == "fsdp2" and least < world:
+            smaller = f"--world {least}, " if least > 1 else ""
+            raise MemplanError(
+                f"torch's Muon cannot step on a matrix of {least:,} rows that FSDP2 splits over {world:,} devices.",
+                f"Type {smaller}--parallel zero1, or --optimizer adamw.",
             )

@@ -24,6 +24,7 @@ from memplan.spec.parallel import MIXED
 from memplan.spec.step import StepSpec
 from memplan.step.precision import DTYPES
 from memplan.step.sharding import Sharding
+from memplan.step.update import matrices
 
 
 class FsdpSharding(Sharding):
@@ -42,6 +43,7 @@ class FsdpSharding(Sharding):
             CPUOffloadPolicy(pin_memory=device.type == "cuda") if how.offload else OffloadPolicy()
         )
         check_dtypes(model, blocks)
+        how.check_rows(step.world, [tuple(matrix.shape) for matrix in matrices(model, step)])
         for number, block in enumerate(blocks, start=1):
             keeps = how.keep or (how.keep_last and number == len(blocks))
             fully_shard(block, reshard_after_forward=not keeps, **options)

@@ -17,6 +17,7 @@ class Memory(Protocol):
     """Whose rules turn requests into bytes held."""
 
     allocated_bytes: int
+    num_alloc_retries: int
 
     @property
     def active_bytes(self) -> int: ...
@@ -33,7 +34,7 @@ class HostMemory:
     """The CPU allocator: every request as it is, nothing kept back."""
 
     def __init__(self) -> None:
-        self.allocated_bytes = 0
+        self.allocated_bytes = self.num_alloc_retries = 0
         self._sizes: dict[int, int] = {}
         self._next = 1
 
@@ -93,6 +94,8 @@ class Replay:
     """By phase."""
     block_bytes: dict[int, int] = field(default_factory=dict)
     """Bytes that each allocation took, rounding included."""
+    num_alloc_retries: int = 0
+    """Times that all cached memory had to go back to the driver before a request found room."""
     out_of_memory: tuple[int, AllocatorOutOfMemory] | None = None
     """Event at which the memory ran out, and what the allocator said."""
 
@@ -106,10 +109,10 @@ def replay(trace: Trace, memory: Memory, *, start: int = 0, stop: int | None = N
     malloc, free = memory.malloc, memory.free
     marks = iter([*trace.marks, None])
     mark = next(marks)
-    phase = Peaks()
+    phase, retries_before = Peaks(), 0
     for at, event in enumerate(trace.events[:stop]):
         if at == start:
-            found.start_bytes = memory.allocated_bytes
+            found.start_bytes, retries_before = memory.allocated_bytes, memory.num_alloc_retries
             found.peaks.see(memory, at - 1)
         while mark is not None and mark.at <= at:
             phase = found.phases.setdefault(mark.phase, Peaks()) if at >= start else Peaks()
@@ -132,6 +135,8 @@ def replay(trace: Trace, memory: Memory, *, start: int = 0, stop: int | None = N
     if start >= len(trace.events):
         found.start_bytes = memory.allocated_bytes
         found.peaks.see(memory, start - 1)
+    else:
+        found.num_alloc_retries = memory.num_alloc_retries - retries_before
     return found
 
 
@@ -171,6 +176,7 @@ def report(
         alive=tuple(grouped(trace.allocs[index] for index in alive)),
         syncs=tuple(counted(syncs)),
         out_of_memory=None if limited is None else ran_out(limited),
+        num_alloc_retries=0 if limited is None else limited.num_alloc_retries,
         attention=attention or {},
     )
 

@@ -1,9 +1,12 @@
 """One rank of a step over several devices: estimated as traced, and what the ways of sharding save."""
 
+from collections.abc import Callable
+
 import pytest
 from samples import asked
 
 from memplan.backends.simulated import simulate
+from memplan.errors import MemplanError
 from memplan.estimate import estimate
 from memplan.estimate.reading import peak_bytes
 from memplan.estimate.step import write_step
@@ -33,11 +36,19 @@ def sharded(parallel: str, world: int, rung: str = "B1c1", *, seq: int = 16, **s
         ("zero1", 2, "B2c2", {"precision": "bf16-masters"}),
         ("zero2", 3, "B2c2", {"precision": "bf16-masters"}),
         ("fsdp2", 4, "B1c1@offload", {"seq": 256}),
+        pytest.param("fsdp2", 8, "B1c1", {"optimizer": "muon", "lora": "8"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_is_estimated_as_it_is_traced(parallel: str, world: int, rung: str, step: dict[str, object]) -> None:
     run = sharded(parallel, world, rung, **step)
     assert abs(estimate(run).peak_allocated_bytes - simulate(run).steps.steady.peak_allocated_bytes) <= EXACT
+
+
+@pytest.mark.parametrize("witness", [estimate, simulate])
+def test_muon_is_not_given_a_matrix_of_fewer_rows_than_devices(witness: Callable[[RunSpec], object]) -> None:
+    """torch refuses it in the step, with a sentence about placements; an adapter of rank 8 has 8 rows."""
+    with pytest.raises(MemplanError, match=r"a matrix of 8 rows that FSDP2 splits over 16 devices. Type --world 8,"):
+        witness(sharded("fsdp2", 16, optimizer="muon", lora="8"))
 
 
 def test_what_fsdp2_offloads_waits_on_the_host_as_traced() -> None:

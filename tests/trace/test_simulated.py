@@ -22,9 +22,11 @@ from memplan.errors import MemplanError
 from memplan.estimate import estimate
 from memplan.launch.events import Events
 from memplan.launch.imagine import imagine
+from memplan.record.trace import TracedSteps
 from memplan.report.trace_page import trace_json, trace_page
 from memplan.spec.device import card
 from memplan.step.builder import build_step
+from memplan.trace.replay import timeline
 from memplan.units import GIB, KIB, MIB
 
 HIDDEN = 200 * KIB
@@ -349,3 +351,18 @@ def test_a_full_size_trace_takes_little_host_memory() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1.5 * GIB
+
+
+def test_a_card_that_makes_the_allocator_give_its_cache_back_is_said() -> None:
+    """Two tensors one after the other that share no segment: together more than the card has."""
+    card_60 = dataclasses.replace(card("h100-80g"), capacity_bytes=60 * MIB, context_bytes=0)
+    with memplan.tracing(device=card_60, frames=False) as t:
+        for num_mib in (30, 50):
+            kept = torch.empty(num_mib * MIB, dtype=torch.uint8)
+            del kept
+    report = t.report()
+    assert (report.peak_reserved_bytes, report.num_alloc_retries, report.out_of_memory) == (80 * MIB, 1, None)
+    steps = TracedSteps(device=card_60, first_step=report, steady=report, timeline=timeline(t.replayed()))
+    page = trace_page(steps, traced_fit(steps, None), heading=[""])
+    assert "h100-80g has 60.00 MiB: the allocator gives back all it keeps once a step, which is slow" in page
+    assert steps.to_dict()["num_alloc_retries"] == 1
