@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.errors import MemplanError
 from memplan.record import Estimate, Fit
+from memplan.record.fit import SEQ_STEP
 from memplan.spec import DeviceSpec, Ladder, ModelSpec, RunSpec
 from memplan.spec.device import CPU, card
 
@@ -44,7 +45,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         return answer, nothing
     told: dict[RunSpec, int] = {}
     largest = max_batch(run, limit_bytes, answer, told)
-    one_chunk = with_size(run, chunks=1)
+    longest, one_chunk = max_seq(run, limit_bytes, answer, told), with_size(run, chunks=1)
     found = Fit(
         gate_bytes=question.gate_bytes,
         limit_bytes=limit_bytes,
@@ -56,7 +57,8 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         ),
         max_batch=largest,
         max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes, told=told),
-        max_seq=max_seq(run, limit_bytes, answer, told),
+        max_seq=longest,
+        model_ends=("max_seq",) if longest and run.model.decoder.max_positions < longest + SEQ_STEP else (),
     )
     if question.gate_bytes is not None:
         return answer, found

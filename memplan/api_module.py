@@ -97,20 +97,23 @@ class Room:
         self.limit_bytes: int = 0 if limit_bytes is None else limit_bytes
         self.limits = limit_bytes is not None
 
-    def fit(self, found: TracedRun, module: ModuleFacts) -> Fit:
-        """Whether the trace `found` of the run stays within, and how much larger it could be."""
+    def fit(self, traced: TracedRun, module: ModuleFacts) -> Fit:
+        """Whether the run, traced as `traced`, stays within, and how much larger it could be."""
         if not self.limits:
             return Fit(gate_bytes=None, limit_bytes=None, fits=None, max_batch=None, max_batch_unchunked=None)
-        probe, chunks = self.probe(found), self.run.step.chunks
-        max_batch = self.max_batch(chunks, self.run.step.micro_batch, probe)
-        unchunked = max_batch if chunks == 1 else self.max_batch(1, max(max_batch // chunks, 1))
+        probe, chunks = self.probe(traced), self.run.step.chunks
+        found = self.max_batch(chunks, self.run.step.micro_batch, probe)
+        unchunked = found if chunks == 1 else self.max_batch(1, max(found[0] // chunks, 1))
+        longest = self.max_seq(probe, module)
+        sizes = {"max_batch": found, "max_batch_unchunked": unchunked, "max_seq": longest}
         return Fit(
             gate_bytes=self.gate_bytes,
             limit_bytes=self.limit_bytes,
             fits=probe.fits,
-            max_batch=max_batch,
-            max_batch_unchunked=unchunked,
-            max_seq=self.max_seq(probe, module),
+            max_batch=found[0],
+            max_batch_unchunked=unchunked[0],
+            max_seq=longest[0],
+            model_ends=tuple(name for name, (_, ends) in sizes.items() if ends),
         )
 
     def probe(self, found: TracedRun) -> Probe:
@@ -137,26 +140,28 @@ class Room:
         except MemplanError:
             return Probe(fits=False, num_bytes=None)
 
-    def max_batch(self, chunks: int, near: int, probe: Probe | None = None) -> int:
-        """The largest batch in so many chunks that finds room, 0 when none does; `probe` is known of `near` samples a
-        chunk."""
-        return chunks * largest_fitting(
+    def max_batch(self, chunks: int, near: int, probe: Probe | None = None) -> tuple[int, bool]:
+        """The largest batch in so many chunks that finds room, 0 when none does, and whether the module takes no larger
+        one; `probe` is known of `near` samples a chunk."""
+        micro, ends = largest_fitting(
             lambda micro: self.probe_with(batch=micro * chunks, chunks=chunks),
             self.limit_bytes,
             near=near,
             known={} if probe is None else {near: probe},
         )
+        return chunks * micro, ends
 
-    def max_seq(self, probe: Probe, module: ModuleFacts) -> int | None:
+    def max_seq(self, probe: Probe, module: ModuleFacts) -> tuple[int | None, bool]:
         """The longest sample, a multiple of 64 tokens and no longer than the module says that it takes, that finds room
-        at the run's batch; 0 when none does, None where the module takes no such length."""
+        at the run's batch, 0 when none does and None where the module takes no such length; and whether the module
+        takes none longer."""
         seq, most = self.run.step.seq, None if module.max_seq is None else module.max_seq // SEQ_STEP
         near = max(seq // SEQ_STEP, 1) if most is None else max(min(seq // SEQ_STEP, most), 1)
-        found = largest_fitting(
+        found, ends = largest_fitting(
             lambda count: self.probe_with(seq=count * SEQ_STEP),
             self.limit_bytes,
             near=near,
             known={near: probe} if near * SEQ_STEP == seq else {},
             most=most,
         )
-        return found * SEQ_STEP if found or not probe.fits else None
+        return found * SEQ_STEP if found or not probe.fits else None, ends

@@ -19,9 +19,9 @@ class Probe:
 
 def largest_fitting(
     ask: Callable[[int], Probe], limit_bytes: int, *, near: int, known: Mapping[int, Probe], most: int | None = None
-) -> int:
-    """The largest size from 1 to `most` that fits, sought from `near` on; 0 when none does. It was asked about, and so
-    was the next one.
+) -> tuple[int, bool]:
+    """The largest size from 1 to `most` that fits, sought from `near` on, 0 when none does; and whether it ends where
+    there is no step of the next size. It was asked about, and so was the next one.
 
     Memory grows by pieces of lines: the line through the two largest sizes that fit says where to ask next, then the
     one between a size that fits and one that needs more than the limit. Every second guess behind a miss is the middle,
@@ -35,10 +35,10 @@ def largest_fitting(
         return answers[size]
 
     if most is not None and most < 1:
-        return 0
+        return 0, True
     low = near if at(near).fits else 1
     if not at(low).fits:
-        return 0
+        return 0, at(low).num_bytes is None
     high = near if low < near else None if most is None else most + 1  # the least that does not fit
     halve = False
     while high is None or high - low > 1:
@@ -53,7 +53,7 @@ def largest_fitting(
             low = guess
         else:
             high = guess
-    return low
+    return low, high not in answers or answers[high].num_bytes is None
 
 
 def beyond(first: int, second: int, one: Probe, other: Probe, limit_bytes: int) -> int:

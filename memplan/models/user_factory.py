@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.errors import MemplanError, near_names
 
-EXAMPLE = "Type it like pkg.mod:make_step."
+EXAMPLE = "Type the module and a function in it, like pkg.mod:make."
 
 
 def load_entry(entry: str) -> Callable[..., Any]:

@@ -26,6 +26,8 @@ class Fit:
     nobody looked."""
     may_not_fit: tuple[str, ...] = ()
     """Which of these sizes stay under what a card has by less than fragments usually take."""
+    model_ends: tuple[str, ...] = ()
+    """Which of these sizes end where the model takes no larger one, whatever the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ def estimate_json(estimate: Estimate, fit: Fit) -> dict[str, Any]:
         "max_batch_unchunked": fit.max_batch_unchunked,
         "max_seq": fit.max_seq,
         "may_not_fit": list(fit.may_not_fit),
+        "model_ends": list(fit.model_ends),
     }
 
 
@@ -151,19 +152,21 @@ def _conclusion(estimate: Estimate, fit: Fit) -> list[str]:
 
 def _largest(estimate: Estimate, fit: Fit) -> str:
     """The largest batch and the longest sample, and which of them fragments may keep out."""
-    step, most = estimate.run.step, estimate.run.model.decoder.max_positions
+    step = estimate.run.step
 
     def sized(name: str, unit: str = "") -> str:
         size = getattr(fit, name)
-        return f"{size:,}{unit}" + " (may not fit)" * (name in fit.may_not_fit) if size else "none fits"
+        if not size:
+            return "the model takes none" if name in fit.model_ends else "none fits"
+        text = f"{size:,}{unit}" + " (may not fit)" * (name in fit.may_not_fit)
+        return text + ", as many as the model takes" * (name in fit.model_ends)
 
     text = f"largest batch: {sized('max_batch')} in {step.chunks} chunk{'s' * (step.chunks > 1)}"
     if step.chunks > 1:
         text += f", {sized('max_batch_unchunked')} in 1"
     if fit.max_seq is not None:
-        text += f"; longest sample at this batch: {sized('max_seq', ' tokens')}"
-    if fit.max_seq:
-        text += f", in steps of {SEQ_STEP}" + ", as long as the model takes them" * (0 < most < fit.max_seq + SEQ_STEP)
+        unit = f" tokens, in steps of {SEQ_STEP}"
+        text += f"; longest sample at this batch: {sized('max_seq', unit)}"
     return text
 
 

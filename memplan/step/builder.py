@@ -38,7 +38,8 @@ class TrainStep:
         self.batch = batch
         self.num_targets = int((batch.labels != IGNORED).sum())
         step = run.step
-        self.blocks = {} if step.ckpt == "none" and step.compile == "off" else find_blocks(model, step.blocks)
+        wraps = step.ckpt != "none" or step.compile != "off"
+        self.blocks = find_blocks(model, step.blocks) if wraps or step.blocks else {}
         self.regions, note = checkpoint_blocks(
             self.blocks,
             step.checkpointing,

@@ -195,8 +195,11 @@ def test_the_lines_of_its_peak_add_up_to_it() -> None:
 
 @pytest.mark.slow
 def test_a_length_that_it_refuses_bounds_the_longest_sample() -> None:
-    _, fit = asked(model="mynet:short", gate="1GiB")
-    assert fit.max_seq == 256
+    answer, fit = asked(model="mynet:short", gate="1GiB")
+    assert (fit.max_seq, fit.model_ends) == (256, ("max_seq",))
+    assert "256 tokens, in steps of 64, as many as the model takes" in estimate_page(answer, fit)
+    answer, fit = asked(gate=format_exact_bytes(answer.peak_allocated_bytes + MIB))
+    assert fit.max_seq and fit.model_ends == ()
 
 
 @pytest.mark.slow
@@ -224,6 +227,7 @@ def test_a_sweep_traces_each_configuration() -> None:
         ({"model": "broken:make"}, "Importing 'broken' raised ModuleNotFoundError: No module named 'nothing_of"),
         ({"model": "mynet:short", "seq": 512}, r"mynet:short raised ValueError at mynet\.py:\d+: no more than 256"),
         ({"model": "mynet:frozen"}, "No parameter trains"),
+        ({"blocks": "nope"}, "has no module 'nope'"),
         ({"freeze": "embedding"}, "Nobody knows which parameters of mynet:make are its embedding"),
         ({"lora": "4@nf4"}, "A base in nf4 runs kernels that a trace cannot.* Type --lora 4"),
     ],

@@ -72,7 +72,7 @@ def test_a_gate_leaves_no_size_open() -> None:
 
 def test_a_longest_sample_says_what_bounds_it() -> None:
     answer, fit = asked()
-    assert f"{fit.max_seq:,} tokens, in steps of 64, as long as the model takes them" in estimate_page(answer, fit)
+    assert f"{fit.max_seq:,} tokens, in steps of 64, as many as the model takes" in estimate_page(answer, fit)
     answer, fit = asked("B64c1", gate="1GiB")
     assert fit.max_seq and fit.max_seq < answer.run.model.decoder.max_positions - 64
     assert f"{fit.max_seq:,} tokens, in steps of 64" in estimate_page(answer, fit)

@@ -312,7 +312,7 @@ def test_a_step_of_ones_own_is_traced_from_the_shell(steps: Path) -> None:
         ("my_steps:number", "make_step returned int, which cannot be called."),
         ("my_steps:make_stepp", "my_steps has no function 'make_stepp'. Did you mean make_step"),
         ("my_step:make_step", "There is no module 'my_step' here."),
-        ("my_steps", "'my_steps' names no function. Type it like pkg.mod:make_step."),
+        ("my_steps", "'my_steps' names no function. Type the module and a function in it, like pkg.mod:make."),
     ],
 )
 def test_what_is_wrong_with_a_step_is_one_sentence(
