@@ -5,8 +5,8 @@ import json
 import random
 from typing import Any
 
-from memplan.estimate.reading import peak_bytes
-from memplan.estimate.step import build, new_tape, write_step
+from memplan.estimate import estimate
+from memplan.estimate.step import build, new_tape
 from memplan.models.hf_config import spec_of
 from memplan.spec import RunSpec, StepSpec
 from memplan.spec.device import CPU, card
@@ -43,8 +43,8 @@ def counted_by_transformers(run: RunSpec) -> int:
 
 
 def estimated(run: RunSpec) -> int:
-    """Peak of a step by the ledger."""
-    return int(peak_bytes(write_step(run)))
+    """Peak of a step by formula, blocks that the allocator does not split included."""
+    return estimate(run).peak_allocated_bytes
 
 
 def traced(run: RunSpec) -> int:

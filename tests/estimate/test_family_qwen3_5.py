@@ -9,6 +9,7 @@ from models.hf_configs import SMALL
 from samples import swept
 
 from memplan.estimate import recurrent
+from memplan.estimate.reading import peak_bytes
 from memplan.estimate.step import write_step
 
 CONFIG = SMALL["qwen3_5_text"]
@@ -92,8 +93,8 @@ def test_a_long_sequence_is_told_by_as_few_events_as_a_short_one() -> None:
 
 def test_a_sweep_over_lengths_says_what_each_length_says_alone() -> None:
     points = list(swept(config_run(SHORT), {"batch": [2, 4], "seq": [64, 100, 448]}))
-    peaks = [estimated(config_run(SHORT, batch=point["batch"], seq=point["seq"])) for point in points]
-    assert [point["peak_allocated_bytes"] for point in points] == peaks
+    steps = [write_step(config_run(SHORT, batch=point["batch"], seq=point["seq"])) for point in points]
+    assert [point["peak_allocated_bytes"] for point in points] == [peak_bytes(step) for step in steps]
 
 
 @pytest.mark.slow

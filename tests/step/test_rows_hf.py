@@ -11,8 +11,7 @@ from samples import measured_peak
 
 from memplan.backends.simulated import simulate
 from memplan.errors import MemplanError
-from memplan.estimate.reading import peak_bytes
-from memplan.estimate.step import write_step
+from memplan.estimate import estimate
 from memplan.models.batch import IGNORED
 from memplan.spec import DeviceSpec, RunSpec
 from memplan.spec.device import CPU, card
@@ -100,7 +99,7 @@ def filled(family: str, rows: str, **step: Any) -> RunSpec:
 def test_the_ledger_makes_the_masks_that_are_traced(kind: str) -> None:
     family, rows, step = TRACED[kind]
     run = filled(family, rows, **step)
-    assert peak_bytes(write_step(run)) == simulate(run).steps.steady.peak_allocated_bytes
+    assert estimate(run).peak_allocated_bytes == simulate(run).steps.steady.peak_allocated_bytes
 
 
 @pytest.mark.parametrize(
@@ -120,11 +119,11 @@ def test_rows_that_hide_nothing_need_no_mask() -> None:
     """What is padded away of 36 tokens by 1 % is nothing, and one document is a full row: 8 bytes a token are added,
     and tables of places for each sample where they are given."""
     full, padded, one = (
-        int(peak_bytes(write_step(filled("llama", rows)))) for rows in ("full", "padded:0.01", "packed:1")
+        estimate(filled("llama", rows)).peak_allocated_bytes for rows in ("full", "padded:0.01", "packed:1")
     )
     assert padded - full == 4 * 36 * 8
     assert one > padded
-    assert int(peak_bytes(write_step(filled("llama", "packed:2")))) > one
+    assert estimate(filled("llama", "packed:2")).peak_allocated_bytes > one
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt_oss", "qwen3_5_text"])
@@ -156,5 +155,5 @@ def test_every_family_is_what_the_trace_says(family: str, rows: str, device: Dev
             layers = 4 if family == "qwen3_5_text" else 2
             run = small_run(family, layers=layers, seq=40, batch=4, chunks=2, rows=rows, ckpt=ckpt,
                             precision=precision, loss=loss, device=device)  # fmt: skip
-            ours, theirs = int(peak_bytes(write_step(run))), simulate(run).steps.steady.peak_allocated_bytes
+            ours, theirs = estimate(run).peak_allocated_bytes, simulate(run).steps.steady.peak_allocated_bytes
             assert ours == pytest.approx(theirs, rel=UNEXPLAINED.get(family, 1e-4))
