@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.estimate import views
 from memplan.estimate.ops import dropout, scale, shift, softmax
-from memplan.estimate.products import bmm, lowered
+from memplan.estimate.products import bmm
 from memplan.estimate.tape import Node, Tensor
 from memplan.estimate.views import LOW, clone, is_one, repeat_interleave, to, transpose
 
@@ -45,8 +45,8 @@ def sdpa(
     have heads that lie apart in memory, as views of projections do.
     """
     tape = q.tape
-    q, k, v = lowered(q), lowered(k), lowered(v)
-    mask = mask if mask is None or tape.autocast is None or mask.dtype == "bool" else to(mask, tape.autocast)
+    mask = mask if mask is None or mask.dtype == "bool" else views.lowered(mask)
+    q, k, v = views.operands(q, k, v)
     which = kernel(q, k, v, mask, drop=drop)
     if which == "math":  # below autocast, which has done its part
         before, tape.autocast = tape.autocast, None
@@ -172,7 +172,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, strided: str 
 
 def product(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:
     """`torch.matmul` of four dimensions, whose strided operands are copied to be batched."""
-    x, y = lowered(x), lowered(y)
+    x, y = views.operands(x, y)
     if copy_x:
         x = clone(x)
     if copy_y:

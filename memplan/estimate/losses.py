@@ -12,7 +12,7 @@ from memplan.estimate.batch import Batch
 from memplan.estimate.checkpoint import region
 from memplan.estimate.products import cross_entropy, index_select, linear, log_softmax, nll_loss
 from memplan.estimate.tape import Tape, Tensor
-from memplan.estimate.views import cast_weight, flatten, narrow, to
+from memplan.estimate.views import flatten, lowered, narrow, to
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def fused_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | None 
         tape.make("cross_entropy_in_place", ((n,), "float32"))
         del towards
         if of_rows is not None:
-            cast_weight(weight)  # a leaf, whose copy stays; that of the transposed view above does not
+            lowered(weight)  # a leaf, whose copy stays; that of the transposed view above does not
             tape.make("mm", ((n, H), logits.dtype))
         if of_weight is not None and of_weight.dtype == "float32" and logits.dtype != "float32":
             cast = to(part, logits.dtype)

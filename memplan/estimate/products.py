@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.estimate.ops import softmax
 from memplan.estimate.tape import Node, Shape, Tensor
-from memplan.estimate.views import FLOATS, cast_weight, flatten, for_autocast, sum_to, to, transpose, view
+from memplan.estimate.views import flatten, for_autocast, operands, sum_to, transpose, view
 
 
 def workspace(x: Tensor) -> None:
@@ -17,17 +17,13 @@ def workspace(x: Tensor) -> None:
     tape.stay(f"cublas workspace of the {tape.thread} thread", tape.workspace_bytes)
 
 
-def lowered(x: Tensor) -> Tensor:
-    """A product's input under autocast."""
-    dtype = x.tape.autocast
-    return x if dtype is None or x.dtype not in FLOATS else to(x, dtype)
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I] by a matrix [O, I], and a bias [O]: saves the rows where the matrix trains, and the matrix where the
     rows want a gradient."""
-    x, weight = lowered(x), cast_weight(weight)
-    bias = None if bias is None else cast_weight(bias)
+    if bias is None:
+        x, weight = operands(x, weight)
+    else:
+        x, weight, bias = operands(x, weight, bias)
     turned = None if bias is not None else transpose(weight, 0, 1)  # before the rows: backward takes the rows first
     rows = x if len(x.shape) == 2 else flatten(x, 0, -2)
     out = mm(rows, transpose(weight, 0, 1) if turned is None else turned, bias)
@@ -66,7 +62,7 @@ def batched(x: Tensor) -> Tensor:
 
 def bmm(x: Tensor, y: Tensor) -> Tensor:
     """Batched product [..., n, m] x [..., m, p] of equal leading dimensions, dense as `matmul` wants them."""
-    x, y = lowered(x), lowered(y)
+    x, y = operands(x, y)
     tape = x.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
@@ -114,7 +110,7 @@ def avg_pool2d(x: Tensor, size: int) -> Tensor:
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Images x [B, C, h, w] by patches that do not overlap, weight [O, C, p, p] -> [B, O, h / p, w / p]: saves images
     and weight. The kernels' own workspaces, which cuDNN chooses by measuring, are left out."""
-    x, weight, bias = lowered(x), cast_weight(weight), cast_weight(bias)
+    x, weight, bias = operands(x, weight, bias)
     tape = x.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.estimate.offload import Call
-from memplan.estimate.products import lowered
 from memplan.estimate.stack import more
 from memplan.estimate.tape import Node, Storage, Tape, Tensor
-from memplan.estimate.views import cast_weight, for_autocast
+from memplan.estimate.views import for_autocast, operands
 
 SINGLE = 5
 """Rounds of a loop that are told one by one: the first, whose state has no history; the second, which speaks for those
@@ -78,7 +77,7 @@ def cumsum(x: Tensor) -> Tensor:
 
 def convolved(x: Tensor, weight: Tensor) -> Tensor:
     """x [B, C, S] by a filter [C, 1, k] a channel, k - 1 zeros on both sides -> [B, C, S + k - 1]: saves both."""
-    weight, x = cast_weight(weight), lowered(x)
+    x, weight = operands(x, weight)
     tape = x.tape
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:

@@ -92,8 +92,8 @@ def as_inputs(made: list[Any], inputs: Sequence[tuple[Shape, str]]) -> list[Any]
 
 
 def for_autocast(name: str, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The inputs of `name` as autocast hands them on."""
-    return tuple(to(tensor, autocast_dtype(name, tensor)) for tensor in tensors)
+    """The inputs of `name` as autocast hands them on, the last made first, as in `operands`."""
+    return tuple([to(tensor, autocast_dtype(name, tensor)) for tensor in reversed(tensors)][::-1])
 
 
 def autocast_dtype(name: str, x: Tensor) -> str:
@@ -112,16 +112,22 @@ def to(x: Tensor, dtype: str) -> Tensor:
     return tape.link(node, out)
 
 
-def cast_weight(weight: Tensor) -> Tensor:
-    """A product's operand in autocast's dtype; a weight's copy is made once until autocast is left."""
-    tape = weight.tape
-    if tape.autocast is None or weight.dtype == tape.autocast or weight.dtype not in FLOATS:
-        return weight
-    if not isinstance(weight, Parameter) or not weight.requires_grad:
-        return to(weight, tape.autocast)
-    if weight not in tape.casts:
-        tape.casts[weight] = to(weight, tape.autocast)
-    return tape.casts[weight]
+def operands(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """A product's operands as autocast hands them on, the last made first: the order in which its wrapper, as GCC
+    compiles it, evaluates a call's arguments (seen in traces and on the CPU), and backward's order the other way."""
+    return tuple([lowered(tensor) for tensor in reversed(tensors)][::-1])
+
+
+def lowered(x: Tensor) -> Tensor:
+    """`x` in autocast's dtype; a parameter's copy is made once until autocast is left."""
+    tape = x.tape
+    if tape.autocast is None or x.dtype == tape.autocast or x.dtype not in FLOATS:
+        return x
+    if not isinstance(x, Parameter) or not x.requires_grad:
+        return to(x, tape.autocast)
+    if x not in tape.casts:
+        tape.casts[x] = to(x, tape.autocast)
+    return tape.casts[x]
 
 
 def reshaped_backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Tensor]:

@@ -76,7 +76,7 @@ def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int, *, voca
     generator = torch.Generator(device="cpu").manual_seed(seed)
     drawn = torch.randint(vocab or spec.vocab, (batch, seq + behind + 1), generator=generator, device="cpu")
     num_tokens = run.model.image_tokens(run.step.images)
-    suffix = drawn[:, seq:-1].contiguous().to(device) if behind else None
+    suffix = own(drawn[:, seq:-1], device) if behind else None
     first = max(num_tokens - 1, 0) if not behind else 0  # of the labels that are not ignored
     valid = teacher = None
     if run.step.loss == "valid-rows":
@@ -100,13 +100,19 @@ def synthetic_batch(run: RunSpec, device: torch.device | str, seed: int, *, voca
         valid = None if valid is None else targets.repeat(batch, 1).to(device)
     images = image_fields(run, num_tokens, generator)
     return Batch(
-        tokens=drawn[:, :seq].contiguous().to(device),
-        labels=(labels[:, seq:] if behind else labels).contiguous().to(device),
+        tokens=own(drawn[:, :seq], device),
+        labels=own(labels[:, seq:] if behind else labels, device),
         suffix=suffix,
         valid=valid,
         teacher=teacher,
         **{name: tensor.to(device) for name, tensor in (rows | images).items()},
     )
+
+
+def own(columns: Tensor, device: torch.device | str) -> Tensor:
+    """`columns` of what was drawn, on `device` in memory of their own, as a data loader hands them over: those of one
+    sample lie dense, so that nothing else would copy them on the CPU."""
+    return columns.clone(memory_format=torch.contiguous_format).to(device)
 
 
 def row_fields(run: RunSpec) -> dict[str, list[int]]:

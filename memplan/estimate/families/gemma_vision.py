@@ -15,7 +15,7 @@ from memplan.estimate.families.siglip import SiglipTower
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Module
 from memplan.estimate.picking import masked_scatter
-from memplan.estimate.products import avg_pool2d, bmm, lowered, mm
+from memplan.estimate.products import avg_pool2d, bmm, mm
 from memplan.estimate.tape import Tape, Tensor
 from memplan.estimate.views import clone, expand, flatten, to, transpose, unsqueeze, view
 from memplan.spec.run import RunSpec
@@ -53,7 +53,7 @@ class Projector(Module):
 
     def projected(self, x: Tensor) -> Tensor:
         """Rows by the matrix: together, in a copy, where that trains, else image by image."""
-        x, weight = lowered(x), views.cast_weight(self.mm_input_projection_weight)
+        x, weight = views.operands(x, self.mm_input_projection_weight)
         N, T = x.shape[:2]
         if not weight.requires_grad and not views.is_one(N):
             return bmm(x, expand(unsqueeze(weight, 0), N, *weight.shape))

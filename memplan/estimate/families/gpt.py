@@ -16,10 +16,10 @@ from memplan.estimate.families.hf_masks import Filling, causal_mask
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
 from memplan.estimate.ops import add, dropout
-from memplan.estimate.products import lowered, mm
+from memplan.estimate.products import mm
 from memplan.estimate.stack import Stack
 from memplan.estimate.tape import Tape, Tensor
-from memplan.estimate.views import cast_weight, cat, chunk, flatten, narrow, split, transpose, unflatten_last, unsqueeze
+from memplan.estimate.views import cat, chunk, flatten, narrow, split, transpose, unflatten_last, unsqueeze
 from memplan.spec.run import RunSpec
 
 
@@ -33,9 +33,9 @@ class Conv1D(Linear):
 
     def multiplied(self, x: Tensor) -> Tensor:
         assert self.bias is not None
-        bias, rows = cast_weight(self.bias), lowered(flatten(x, 0, -2))
-        out = mm(rows, cast_weight(self.weight), bias)
-        del bias, rows
+        bias, rows, weight = views.operands(self.bias, flatten(x, 0, -2), self.weight)
+        out = mm(rows, weight, bias)
+        del bias, rows, weight
         return views.view(out, *x.shape[:-1], out.shape[-1])
 
 

@@ -10,9 +10,9 @@ from memplan.estimate.families.encoders import Encoder, Facts, Mlp, Patches, num
 from memplan.estimate.losses import Head
 from memplan.estimate.modules import Embedding, LayerNorm, Linear, Module
 from memplan.estimate.ops import add
-from memplan.estimate.products import bmm, lowered, mm
+from memplan.estimate.products import bmm, mm
 from memplan.estimate.tape import Tape, Tensor
-from memplan.estimate.views import cast_weight, clone, expand, flatten, to, transpose, view
+from memplan.estimate.views import clone, expand, flatten, to, transpose, view
 from memplan.spec.run import RunSpec
 
 
@@ -63,9 +63,10 @@ class PoolingHead(Module):
         size = H // self.heads
         query_weight, pair_weight = views.split(self.in_proj_weight, [H, 2 * H], 0)
         query_bias, pair_bias = views.split(self.in_proj_bias, [H, 2 * H], 0)
-        q = mm(lowered(flatten(probe, 0, 1)), transpose(cast_weight(query_weight), 0, 1), cast_weight(query_bias))
-        pair_bias, pair_weight = cast_weight(pair_bias), cast_weight(pair_weight)
-        cast = lowered(x)
+        probe, query_weight, query_bias = views.operands(flatten(probe, 0, 1), query_weight, query_bias)
+        q = mm(probe, transpose(query_weight, 0, 1), query_bias)
+        del probe, query_weight, query_bias
+        cast, pair_weight, pair_bias = views.operands(x, pair_weight, pair_bias)
         rows = flatten(clone(transpose(cast, 0, 1)), 0, 1)
         pairs = add(mm(rows, transpose(pair_weight, 0, 1)), pair_bias)
         del rows, cast
@@ -75,7 +76,8 @@ class PoolingHead(Module):
         q = view(q, B * self.heads, 1, size)
         weights = ops.softmax(bmm(ops.scale(q), transpose(k, 1, 2)))
         out = view(bmm(weights, v), B, H)
-        out = mm(out, transpose(cast_weight(self.out_weight), 0, 1), cast_weight(self.out_bias))
+        out, weight, bias = views.operands(out, self.out_weight, self.out_bias)
+        out = mm(out, transpose(weight, 0, 1), bias)
         mean = ops.mean(view(weights, B, self.heads, 1, P), 1)
         del mean
         return view(out, B, 1, H)
