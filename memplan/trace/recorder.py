@@ -169,7 +169,9 @@ class Recorder(PlainMode):  # type: ignore[no-untyped-call]
             sources = args[0] if args and isinstance(args[0], list | tuple) and len(args[0]) == len(out) else args
             on_host = self.host_outputs.get(func._schema.name, ())
             for number, item in enumerate(out):
-                if isinstance(item, Tensor) and number not in on_host:
+                if isinstance(item, Tensor) and number in on_host:
+                    self._leave_out(item.untyped_storage())
+                elif isinstance(item, Tensor):
                     source = sources[number] if number < len(sources) else None
                     self._see(item, func, phase, place, source)
         elif place is None:

@@ -20,6 +20,7 @@ from memplan.trace.cuda_rules.hidden import (
     hidden_blocks,
     hidden_bytes,
 )
+from memplan.trace.tracing import tracing
 from memplan.units import MIB
 
 A100, H100, ADA = generation("a100-80g"), generation("h100-80g"), generation("rtx-4090")
@@ -146,6 +147,16 @@ def test_every_entry_names_its_source():
     for op, outputs in HOST_OUTPUTS.items():
         names = [r.name for r in getattr(torch.ops.aten, op).default._schema.returns]
         assert [names[i] for i in outputs] == ["philox_seed", "philox_offset"]
+
+
+def test_what_a_kernel_leaves_on_the_host_stays_there_through_views() -> None:
+    """Selective checkpointing keeps what it caches detached."""
+    with tracing("h100-80g", frames=False) as t:
+        q = torch.empty(1, 2, 16, 8)
+        _, _, seed, _ = torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True)
+        num_allocs = len(t.trace.allocs)
+        kept = seed.detach()
+        assert kept.numel() == 1 and len(t.trace.allocs) == num_allocs
 
 
 class Hidden(TorchDispatchMode):
