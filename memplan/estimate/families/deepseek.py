@@ -40,7 +40,7 @@ class LatentAttention(Module):
         self.kv_b_proj = Linear(tape, "kv_b_proj", rank, heads * (self.nope + self.value))
         self.o_proj = Linear(tape, "o_proj", heads * self.value, hidden, bias=bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, mask: Tensor | None, rope: Any, places: Tensor) -> tuple[Tensor, Tensor | None]:
         B, S = x.shape[:2]
         q = self.queries(x)
         q_pass, q_rot = split(q, [self.nope, self.rope])

@@ -61,7 +61,7 @@ class GemmaLayer(DecoderLayer):
     def forward(self, x: Tensor, mask: Tensor | None, rope: Any, places: Tensor) -> Tensor:
         residual = x
         x = self.input_layernorm(x)
-        x, weights = self.self_attn(x, mask, rope)
+        x, weights = self.self_attn(x, mask, rope, places)
         x = self.post_attention_layernorm(x)
         x = add(residual, x)
         residual = x

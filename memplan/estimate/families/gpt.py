@@ -164,7 +164,7 @@ class NeoXAttention(Module):
         self.query_key_value = Linear(tape, "query_key_value", width, 3 * width, bias=bias)
         self.dense = Linear(tape, "dense", width, width, bias=bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: Rope) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, mask: Tensor | None, rope: Rope, places: Tensor) -> tuple[Tensor, Tensor | None]:
         qkv = transpose(unflatten_last(self.query_key_value(x), 3 * self.size), 1, 2)
         q, k, v = chunk(qkv, 3)
         q, k = self.turned(q, k, rope)
@@ -216,7 +216,7 @@ class NeoXLayer(Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, rope: Rope, places: Tensor) -> Tensor:
         drop = self.tape.setup.dropout
-        out, weights = self.attention(self.input_layernorm(x), mask, rope)
+        out, weights = self.attention(self.input_layernorm(x), mask, rope, places)
         out = dropout(out, drop)
         if self.parallel:
             more = self.mlp(self.post_attention_layernorm(x))

@@ -127,7 +127,7 @@ class GptOssLayer(DecoderLayer):
     def forward(self, x: Tensor, mask: Tensor | None, rope: Any, places: Tensor) -> Tensor:
         residual = x
         x = self.input_layernorm(x)
-        x, rest = self.self_attn(x, mask, rope)
+        x, rest = self.self_attn(x, mask, rope, places)
         x = add(residual, x)
         residual = x
         x = self.post_attention_layernorm(x)

@@ -103,7 +103,9 @@ class Attention(Module):
         if qk_norm is not None:
             self.q_norm, self.k_norm = qk_norm(tape, "q_norm", self.size), qk_norm(tape, "k_norm", self.size)
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: Rope | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, mask: Tensor | None, rope: Rope | None, places: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         q, k, v = self.projected(x)
         if rope is not None:
             q, k = self.turned(q, k, rope)
@@ -135,7 +137,8 @@ class Attention(Module):
 class DecoderLayer(Module):
     """Norm, attention, residual; norm, feed-forward, residual. `self_attn` and `mlp` are made by the family.
 
-    It takes the positions too, though only the tables are read: a checkpointed call holds all that it takes.
+    It and its attention take the positions too, though only the tables are read: a checkpointed call holds all that it
+    takes.
     """
 
     self_attn: Module
@@ -153,7 +156,7 @@ class DecoderLayer(Module):
     def forward(self, x: Tensor, mask: Tensor | None, rope: Any, places: Tensor) -> Tensor:
         residual = x
         x = self.input_layernorm(x)
-        x, weights = self.self_attn(x, mask, rope)
+        x, weights = self.self_attn(x, mask, rope, places)
         x = add(residual, x)
         residual = x
         x = self.post_attention_layernorm(x)

@@ -125,7 +125,7 @@ class Olmo2Layer(DecoderLayer):
 
     def forward(self, x: Tensor, mask: Tensor | None, rope: Any, places: Tensor) -> Tensor:
         residual = x
-        x, weights = self.self_attn(x, mask, rope)
+        x, weights = self.self_attn(x, mask, rope, places)
         x = self.post_attention_layernorm(x)
         x = add(residual, x)
         residual = x
@@ -168,7 +168,7 @@ class Phi3Attention(Attention):
         self.o_proj = Linear(tape, "o_proj", heads * self.size, config["hidden_size"])
         self.qkv_proj = Linear(tape, "qkv_proj", config["hidden_size"], sum(self.widths))
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, mask: Tensor | None, rope: Any, places: Tensor) -> tuple[Tensor, Tensor | None]:
         qkv = self.qkv_proj(x)
         q, k, v = (narrow(qkv, -1, width) for width in self.widths)
         q, k, v = (transpose(unflatten_last(part, self.size), 1, 2) for part in (q, k, v))
@@ -210,7 +210,7 @@ class Phi3Layer(DecoderLayer):
         drop = self.tape.setup.dropout
         residual = x
         x = self.input_layernorm(x)
-        x, weights = self.self_attn(x, mask, rope)
+        x, weights = self.self_attn(x, mask, rope, places)
         x = add(residual, dropout(x, drop))
         residual = x
         x = self.post_attention_layernorm(x)

@@ -60,7 +60,7 @@ class TextLayer(DecoderLayer):
         if not self.after:
             return super().forward(x, mask, rope, places)
         residual = x
-        x, weights = self.self_attn(x, mask, rope)
+        x, weights = self.self_attn(x, mask, rope, places)
         x = self.input_layernorm(x)
         x = add(residual, x)
         residual = x

@@ -202,7 +202,9 @@ class GatedAttention(Attention):
         self.o_proj = Linear(tape, "o_proj", heads * self.size, hidden, bias=bias)
         self.q_norm, self.k_norm = GemmaNorm(tape, "q_norm", self.size), GemmaNorm(tape, "k_norm", self.size)
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: Rope | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, mask: Tensor | None, rope: Rope | None, places: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         q, gate = chunk(unflatten_last(self.q_proj(x), 2 * self.size), 2)
         gate = flatten(clone(gate), 2)
         q = transpose(self.normed(self.q_norm, view(q, *q.shape)), 1, 2)
@@ -239,7 +241,7 @@ class Layer(DecoderLayer):
         if self.layer_type == "linear_attention":
             x = self.linear_attn(x, mask)
         else:
-            x, weights = self.self_attn(x, mask, rope)
+            x, weights = self.self_attn(x, mask, rope, places)
         x = add(residual, x)
         residual = x
         x = self.post_attention_layernorm(x)
