@@ -2,7 +2,8 @@
 
 A freed block of more than 1 MiB is given whole to a request that leaves 1 MiB of it or less. Which requests meet such
 blocks is told by their order alone, so the ledger's events go through the model of the allocator: the model is built,
-the first step makes the optimizer's state at its end, and a second one is the steady step.
+the first step makes the optimizer's state at its end, DDP deals its one bucket anew behind it, and a second one is the
+steady step.
 
 Tensors that one stands for (`stack`) are asked for one behind the other, where a step has other requests between them:
 blocks and segments of a deep model are near to the real ones, those of few blocks are the real ones. Held against the
@@ -25,14 +26,19 @@ def place(tape: Tape) -> int:
     placing, start = Placing(tape), tape.marks[0][0]
     update = next((at for at, phase in tape.marks if phase == "optimizer"), len(tape.events))
     late = [event for event in tape.events[:start] if is_state(tape.allocs[event])]
-    states = set(late)
-    placing.follow(event for event in tape.events[:start] if event not in states)
-    before = {*placing.alive, *states}
+    buckets = [event for event in tape.events[:start] if tape.allocs[event].op == "bucket"]
+    after = {*late, *buckets}
+    placing.follow(event for event in tape.events[:start] if event not in after)
+    before = {*placing.alive, *after}
+    first_bucket = placing.allocator.malloc(sum(tape.allocs[event].num_bytes for event in buckets)) if buckets else None
     placing.follow(tape.events[start:update])
     placing.follow(late)
     placing.follow(tape.events[update:])
     for index in [index for index in placing.alive if index not in before]:
         placing.end(index)
+    if first_bucket is not None:
+        placing.allocator.free(first_bucket)
+        placing.follow(buckets)
     placing.allocator.reset_peak()
     placing.follow(tape.events[start:])
     return placing.reserved_bytes

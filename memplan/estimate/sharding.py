@@ -15,7 +15,9 @@ from memplan.estimate.tape import Parameter, Shape, Storage, Tape, Tensor
 from memplan.spec.step import StepSpec
 
 BUCKET_BYTES = 25 << 20
-"""Most bytes of a bucket of several gradients. Source: bucket_cap_mb, torch/nn/parallel/distributed.py, torch 2.13."""
+"""Bytes at which a bucket is full. Source: bucket_cap_mb, torch/nn/parallel/distributed.py, torch 2.13."""
+FIRST_BUCKET_BYTES = 1 << 20
+"""The same of DDP's first one. Source: compute_bucket_assignment_by_size, torch/csrc/distributed/c10d/reducer.cpp."""
 
 
 class Sharding:
@@ -67,12 +69,23 @@ class Ddp(Sharding):
     """Everything on every rank; gradients in buckets that stay, beside themselves or as views into them."""
 
     def prepare(self, trainable: list[Parameter]) -> list[Parameter]:
-        """Makes the buckets."""
-        for one in trainable:
+        """Makes the buckets, in the reverse of the parameters' order, in which gradients come but for a few: the first
+        of a dtype is full at 1 MiB."""
+        waiting: dict[str, int] = {}
+        full_at: dict[str, int] = {}
+        for one in [*every(trainable)][::-1]:
             if not one.idle:
-                bucket = self.tape.allocate("bucket", one.shape, one.dtype, category="comm", copies=one.copies)
-                self.tape.kept.append(bucket)
+                waiting[one.dtype] = waiting.get(one.dtype, 0) + one.numel
+                if waiting[one.dtype] * one.width >= full_at.get(one.dtype, FIRST_BUCKET_BYTES):
+                    self.make(waiting.pop(one.dtype), one.dtype)
+                    full_at[one.dtype] = BUCKET_BYTES
+        for dtype, num in waiting.items():
+            self.make(num, dtype)
         return trainable
+
+    def make(self, num: int, dtype: str) -> None:
+        """Makes the bucket of so many gradients' elements."""
+        self.tape.kept.append(self.tape.allocate("bucket", (num,), dtype, category="comm"))
 
     def begin_chunk(self, *, last: bool) -> None:
         """Gradients become views in the backward that averages them, the last one's."""

@@ -10,9 +10,7 @@ from memplan.errors import MemplanError
 from memplan.estimate import estimate
 from memplan.spec import RunSpec
 from memplan.spec.device import card
-from memplan.units import KIB
 
-EXACT = 4 * KIB
 H100 = card("h100-80g")
 
 
@@ -39,7 +37,7 @@ def sharded(parallel: str, world: int, rung: str = "B1c1", *, seq: int = 16, **s
 )
 def test_a_rank_is_estimated_as_it_is_traced(parallel: str, world: int, rung: str, step: dict[str, object]) -> None:
     run = sharded(parallel, world, rung, **step)
-    assert abs(estimate(run).peak_allocated_bytes - simulate(run).steps.steady.peak_allocated_bytes) <= EXACT
+    assert estimate(run).peak_allocated_bytes == simulate(run).steps.steady.peak_allocated_bytes
 
 
 @pytest.mark.parametrize("witness", [estimate, simulate])
@@ -53,14 +51,14 @@ def test_what_fsdp2_offloads_waits_on_the_host_as_traced() -> None:
     run = sharded("fsdp2:offload", 4, "B1c1@offload", seq=256, precision="fp16-masters")
     estimated, traced = estimate(run), simulate(run).steps.steady
     assert estimated.host_bytes == traced.host_bytes
-    assert abs(estimated.peak_allocated_bytes - traced.peak_allocated_bytes) <= EXACT
+    assert estimated.peak_allocated_bytes == traced.peak_allocated_bytes
 
 
 @pytest.mark.parametrize("parallel", ["fsdp2:noprefetch", "fsdp2:param-bf16"])
 def test_a_tower_stays_whole_with_the_root_and_blocks_get_masks_in_their_dtype(parallel: str) -> None:
     values = {"precision": "fp32", "images": 1, "parallel": parallel, "world": 8}
     run = asked("tiny-molmo2", "B2c1@full", device=H100, seq=128, **values)
-    assert abs(estimate(run).peak_allocated_bytes - simulate(run).steps.steady.peak_allocated_bytes) <= EXACT
+    assert estimate(run).peak_allocated_bytes == simulate(run).steps.steady.peak_allocated_bytes
 
 
 @pytest.mark.slow
@@ -77,7 +75,8 @@ def test_plain_ddp_holds_a_duplicate_of_the_gradients_that_views_and_zero1_do_no
     grads = max(phase.breakdown.grads for phase in estimate(sharded("ddp", 4)).phases)
     plain, view, zero1 = (estimate(sharded(kind, 4)) for kind in ("ddp", "ddp:view", "zero1"))
     duplicate = [max(phase.breakdown.comm for phase in answer.phases) for answer in (plain, view, zero1)]
-    assert duplicate == [grads, grads, 0]
+    assert duplicate[0] == duplicate[1] and duplicate[2] == 0
+    assert 0 <= duplicate[0] - 2 * plain.params_trainable < 2 * 512, "two buckets, each rounded up once"
     assert max(phase.breakdown.grads for phase in view.phases) < grads
 
 
