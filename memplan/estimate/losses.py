@@ -11,8 +11,9 @@ from memplan.estimate import ops, views
 from memplan.estimate.batch import Batch
 from memplan.estimate.checkpoint import region
 from memplan.estimate.products import cross_entropy, index_select, linear, log_softmax, nll_loss
+from memplan.estimate.reductions import summed
 from memplan.estimate.tape import Tape, Tensor
-from memplan.estimate.views import flatten, lowered, narrow, to
+from memplan.estimate.views import flatten, narrow, operands, to
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,43 +114,56 @@ def fused_parts(num: Any, hidden: int, vocab: int) -> list[Any]:
     return [np.minimum(size, num), np.minimum(size, np.maximum(num - size, 0))]
 
 
+def part_logits(part: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits of rows by a view of the matrix, whose cast autocast does not keep, and a bias in its own dtype."""
+    logits = linear(part, views.view(weight, *weight.shape))
+    return logits if bias is None else ops.add(logits, bias)
+
+
 def fused_loss(rows: Tensor, head: Head, labels: Tensor, teacher: Tensor | None = None) -> Tensor:
-    """Gradients made in forward, a part at a time: of rows and matrix, and the logits of one part."""
-    tape, weight = rows.tape, head.weight
+    """Gradients made in forward, a part at a time: of rows, matrix and bias, and the logits of one part."""
+    tape, weight, bias = rows.tape, head.weight, head.bias
     R, H = rows.shape
     V = weight.shape[0]
     of_rows = tape.make("zeros_like", (rows.shape, rows.dtype)) if rows.requires_grad else None
     of_weight = tape.make("zeros_like", (weight.shape, weight.dtype)) if weight.requires_grad else None
+    of_bias = tape.make("zeros_like", (bias.shape, bias.dtype)) if bias is not None and bias.requires_grad else None
     losses = tape.make("zeros", ((R,), "float32"))
     valid = tape.make("ne", ((R,), "bool"))
     before, tape.grad_enabled = tape.grad_enabled, False
     for n in fused_parts(R, H, V):
         part = narrow(rows, 0, n)
-        logits = linear(part, views.view(weight, *weight.shape))
-        towards = None if teacher is None else linear(narrow(teacher, 0, n), views.view(weight, *weight.shape))
+        logits = part_logits(part, weight, bias)
+        towards = None if teacher is None else part_logits(narrow(teacher, 0, n), weight, bias)
         tape.make("cross_entropy_in_place", ((n,), "float32"))
         del towards
         if of_rows is not None:
-            lowered(weight)  # a leaf, whose copy stays; that of the transposed view above does not
-            tape.make("mm", ((n, H), logits.dtype))
+            low, cast = operands(logits, weight)  # a leaf, whose copy stays; that of the transposed view does not
+            tape.make("mm", ((n, H), low.dtype))
+            del low, cast
         if of_weight is not None and of_weight.dtype == "float32" and logits.dtype != "float32":
             cast = to(part, logits.dtype)
             del cast
         elif of_weight is not None:
-            product = tape.make("mm", (weight.shape, logits.dtype))
+            low, cast = operands(logits, part)
+            product = tape.make("mm", (weight.shape, low.dtype))
+            del low, cast
             wide = to(product, "float32")
             del product, wide
+        if of_bias is not None:
+            added = summed(logits, of_bias.shape)
+            del added
     tape.grad_enabled = before
 
     def backward(node: Any, saved: list[Any], grads: list[Any]) -> list[Any]:
-        return saved[:2]
+        return saved[: len(node.edges)]
 
-    node = tape.record("FusedLoss", (rows, weight), backward)
+    node = tape.record("FusedLoss", (rows, weight) if bias is None else (rows, weight, bias), backward)
     del valid
     out = tape.make("sum", ((), "float32"))
     if node is None:
         return out
     tape.link(node, out)
-    node.saved += [None if grad is None else tape.pack(grad) for grad in (of_rows, of_weight)]
+    node.saved += [None if grad is None else tape.pack(grad) for grad in (of_rows, of_weight, of_bias)]
     del losses
     return out

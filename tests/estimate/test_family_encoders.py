@@ -102,6 +102,8 @@ FEW: dict[str, tuple[str, str, dict[str, Any]]] = {
 MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "words that are dropped": ("bert", "cpu", {"dropout": 0.1, "ckpt": "full"}),
     "weights of attention": ("bert", "h100-80g", {"attention": "eager", "precision": "bf16-mixed"}),
+    "a fused loss of logits with a bias": ("bert", "h100-80g", {"precision": "bf16-mixed", "loss": "fused"}),
+    "the same in halves": ("bert", "cpu", {"precision": "fp16", "loss": "fused"}),
     "rows that lie apart": ("siglip", "h100-80g", {"precision": "bf16-mixed", "ckpt": "full", "attention": "eager"}),
 }
 """A model, a device, a step."""
