@@ -11,11 +11,12 @@ trace by tests/benchmarks/estimate_agreement.py.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from memplan.allocator.caching import CachingAllocator
 from memplan.allocator.config import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from memplan.estimate.reading import peak_bytes
-from memplan.estimate.tape import Alloc, Tape
+from memplan.estimate.tape import Tape
 
 
 def place(tape: Tape) -> int:
@@ -24,16 +25,18 @@ def place(tape: Tape) -> int:
     if tape.rules == "cpu":
         return int(peak_bytes(tape))
     placing, start = Placing(tape), tape.marks[0][0]
-    update = next((at for at, phase in tape.marks if phase == "optimizer"), len(tape.events))
-    late = [event for event in tape.events[:start] if is_state(tape.allocs[event])]
+    late = tape.made_late
     buckets = [event for event in tape.events[:start] if tape.allocs[event].op == "bucket"]
     after = {*late, *buckets}
     placing.follow(event for event in tape.events[:start] if event not in after)
     before = {*placing.alive, *after}
     first_bucket = placing.allocator.malloc(sum(tape.allocs[event].num_bytes for event in buckets)) if buckets else None
-    placing.follow(tape.events[start:update])
-    placing.follow(late)
-    placing.follow(tape.events[update:])
+    at = start
+    for position, made in groupby(late, key=late.__getitem__):
+        placing.follow(tape.events[at:position])
+        placing.follow(made)
+        at = position
+    placing.follow(tape.events[at:])
     for index in [index for index in placing.alive if index not in before]:
         placing.end(index)
     if first_bucket is not None:
@@ -42,11 +45,6 @@ def place(tape: Tape) -> int:
     placing.allocator.reset_peak()
     placing.follow(tape.events[start:])
     return placing.reserved_bytes
-
-
-def is_state(alloc: Alloc) -> bool:
-    """Whether it is made by an optimizer's first step; masters are there before."""
-    return alloc.category == "optimizer" and alloc.op != "master"
 
 
 class Placing:

@@ -17,6 +17,13 @@ def workspace(x: Tensor) -> None:
     tape.stay(f"cublas workspace of the {tape.thread} thread", tape.workspace_bytes)
 
 
+def product(op: str, shape: Shape, x: Tensor) -> Tensor:
+    """What `op` makes of `x` and another, and then the workspace."""
+    out: Tensor = x.tape.make(op, (shape, x.dtype))
+    workspace(x)
+    return out
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I] by a matrix [O, I], and a bias [O]: saves the rows where the matrix trains, and the matrix where the
     rows want a gradient."""
@@ -40,19 +47,21 @@ def mm(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         left, right = saved
         saved.clear()
         grad, shapes = grads[0], node.info
-        workspace(grad)
-        of_rows = None if right is None else tape.make("mm", (shapes[0], grad.dtype))
-        of_matrix = None if left is None else tape.make("mm", (shapes[1], grad.dtype))
+        wanted = right is not None, left is not None
+        made: list[Tensor | None] = [None, None, None]
+        for slot in (1, 0) if shapes[2] is None else (0, 1):  # in the order of the names: mat2, self; mat1, mat2, self
+            if wanted[slot]:
+                made[slot] = product("mm", shapes[slot], grad)
         del left, right  # the engine sums when the op has returned
-        of_bias = sum_to(grad, shapes[2]) if len(node.edges) > 2 and node.edges[2] is not None else None
-        return [of_rows, of_matrix, of_bias]
+        if len(node.edges) > 2 and node.edges[2] is not None:
+            made[2] = sum_to(grad, shapes[2])
+        return made
 
     inputs = (rows, matrix) if bias is None else (rows, matrix, bias)
     saves = (rows if matrix.requires_grad else None, matrix if rows.requires_grad else None)
     shapes = (rows.shape, matrix.shape, None if bias is None else bias.shape)
     node = tape.record(op, inputs, backward, saves, info=shapes)
-    workspace(rows)
-    return tape.link(node, tape.make(op, ((rows.shape[0], matrix.shape[1]), rows.dtype)))
+    return tape.link(node, product(op, (rows.shape[0], matrix.shape[1]), rows))
 
 
 def batched(x: Tensor) -> Tensor:
@@ -67,15 +76,13 @@ def bmm(x: Tensor, y: Tensor) -> Tensor:
 
     def backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
         left, right = saved
-        workspace(grads[0])
-        of_x = None if right is None else tape.make("bmm", (node.info[0], grads[0].dtype))
-        of_y = None if left is None else tape.make("bmm", (node.info[1], grads[0].dtype))
+        of_y = None if left is None else product("bmm", node.info[1], grads[0])  # mat2, self
+        of_x = None if right is None else product("bmm", node.info[0], grads[0])
         return [of_x, of_y]
 
     saves = (batched(x) if y.requires_grad else None, batched(y) if x.requires_grad else None)
     node = tape.record("bmm", (x, y), backward, saves, info=(x.shape, y.shape))
-    workspace(x)
-    return tape.link(node, tape.make("bmm", ((*x.shape[:-1], y.shape[-1]), x.dtype)))
+    return tape.link(node, product("bmm", (*x.shape[:-1], y.shape[-1]), x))
 
 
 def grouped_mm(rows: Tensor, weight: Tensor, ends: Tensor, op: str = "_grouped_mm") -> Tensor:

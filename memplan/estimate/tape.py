@@ -81,8 +81,10 @@ class Tape:
         self.offloaded_bytes = 0
         """What stays there from step to step."""
         self.thread = "forward"
-        self.once: set[str] = set()
-        """Names of what is allocated once and for good."""
+        self.once: dict[str, int] = {}
+        """What is allocated once and for good, by name."""
+        self.made_late: dict[int, int] = {}
+        """Event before which the first step makes an allocation that later ones find there."""
         self.held: list[Tensor] = []
         """Logits that whoever called the model still has."""
         self.kept: list[Any] = []
@@ -135,10 +137,13 @@ class Tape:
 
     def stay(self, name: str, num_bytes: int) -> None:
         """Bytes that the first op which needs them takes for good."""
-        if name in self.once or not num_bytes:
+        if not num_bytes:
             return
-        self.once.add(name)
+        if name in self.once:
+            self.made_late.setdefault(self.once[name], len(self.events))
+            return
         storage = self.allocate(name, (num_bytes,), "uint8", category="other")
+        self.once[name] = storage.index
         self.kept.append(storage)
 
     def parameter(self, name: str, shape: Shape, dtype: str, *, trains: bool) -> Parameter:

@@ -23,7 +23,9 @@ class Update:
         self.clip = step.clip is not None
         self.masters = Masters(tape, params) if step.has_masters else None
         self.params = [one for one in (params if self.masters is None else self.masters.copies) if not one.idle]
+        start = len(tape.allocs)
         self.optimizer = OPTIMIZERS[step.optimizer](tape, self.params)
+        self.states = range(start, len(tape.allocs))
         self.scaler = LossScaler(tape) if step.scales_loss else None
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -41,6 +43,7 @@ class Update:
             clip(self.tape, self.params)
         if self.scaler is not None:
             held += self.scaler.before_step(fused=self.optimizer.takes_scale, unscaled=self.clip)
+        self.tape.made_late |= dict.fromkeys(self.states, len(self.tape.events))
         self.optimizer.step()
         held.clear()
         self.release()
