@@ -46,6 +46,8 @@ def run_backward(tape: "Tape", root: Tensor, seed: Tensor | None, *, retain: boo
     part = tape.part
     while ready:
         node = heappop(ready)
+        while tape.open_rows and node.seq <= tape.open_rows[-1][0]:
+            tape.close_row()
         tape.part = node.part
         outs = run_node(tape, node, buffers.pop(node), retain=retain)
         for number, edge in enumerate(node.edges):
@@ -64,6 +66,8 @@ def run_backward(tape: "Tape", root: Tensor, seed: Tensor | None, *, retain: boo
             else:
                 heappush(ready, target)
         del target, edge, node
+    while tape.open_rows:
+        tape.close_row()
     tape.part = part
     tape.grad_enabled, tape.thread = True, "forward"
 

@@ -55,7 +55,7 @@ class Sharding:
             for one in module.parameters():
                 if one.requires_grad and one.others is None and one.copies > 1:
                     one.others = self.tape.allocate(
-                        "gradient", one.shape, one.dtype, category="grads", copies=one.copies - 1
+                        "gradient", one.shape, one.dtype, category="grads", copies=one.copies - 1, rest=True
                     )
 
     def finish_backward(self) -> None:
@@ -128,7 +128,9 @@ class StateSharding(Sharding):
             if one.others is not None:
                 one.others, rest = None, (mine.copies - 1, one.copies - mine.copies)
                 mine.others, one.others = (
-                    self.tape.allocate("gradient", one.shape, one.dtype, category="grads", copies=num) if num else None
+                    self.tape.allocate("gradient", one.shape, one.dtype, category="grads", copies=num, rest=True)
+                    if num
+                    else None
                     for num in rest
                 )
 

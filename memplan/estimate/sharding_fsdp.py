@@ -223,7 +223,7 @@ class Fsdp(Sharding):
             mine = self.shares[one]
             if one.requires_grad and mine.others is None and mine.copies > 1:
                 mine.others = self.tape.allocate(
-                    "reduce_scatter", mine.shape, mine.dtype, category="grads", copies=mine.copies - 1
+                    "reduce_scatter", mine.shape, mine.dtype, category="grads", copies=mine.copies - 1, rest=True
                 )
 
     def finish_backward(self) -> None:

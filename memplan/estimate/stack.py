@@ -13,7 +13,7 @@ from typing import Any
 
 from memplan.estimate.engine import BY_ATTRIBUTE
 from memplan.estimate.modules import Module
-from memplan.estimate.tape import Alloc, HostBytes, Node, Storage, Tape, Tensor
+from memplan.estimate.tape import Alloc, HostBytes, Node, Row, Storage, Tape, Tensor
 
 LONGEST_PERIOD = 8
 FEWEST = 4
@@ -68,19 +68,22 @@ class Stack:
         tape, x = self.tape, held.pop()
         for modules, copies in self.units:
             start, before, on_host = len(tape.allocs), weakref.ref(x.storage), tape.host_bytes
+            row, first = Row(copies, len(tape.events)), tape.seq
             for module in modules:
                 x = call(module, x) if tape.sharding is None else tape.sharding.around(module, call, x)
             if copies > 1:
-                gone = before() is None
-                x = self.repeat(x, modules, copies, start, gone=gone)
+                gone, row.end = before() is None, len(tape.events)
+                tape.rows.append(row)
+                x = self.repeat(x, modules, row, first, start, gone=gone)
                 if x.node is not None:
                     x.node.saved.append(HostBytes(tape, (tape.host_bytes - on_host) * (copies - 1)))
         return x
 
-    def repeat(self, x: Tensor, modules: list[Module], copies: int, start: int, *, gone: bool) -> Tensor:
-        """`x` behind a node that holds what the other copies keep; `gone`: whether a unit's output outlives it not."""
+    def repeat(self, x: Tensor, modules: list[Module], row: Row, first: int, start: int, *, gone: bool) -> Tensor:
+        """`x` behind a node that holds what the other copies keep of allocations from `start` on; the nodes of the unit
+        come behind number `first`. `gone`: whether a unit's output outlives it not."""
         tape = self.tape
-        node = tape.record("repeat", (x,), repeat_backward, info=(tape, modules))
+        node = tape.record("repeat", (x,), repeat_backward, info=(tape, modules, row, first))
         own = x.storage.index if gone else -1
         casts = {cast.storage.index: cast.storage for cast in tape.casts.values()}
         for index in range(start, len(tape.allocs)):
@@ -88,7 +91,7 @@ class Stack:
             kept = not alloc.category or alloc.op == "unsharded"  # what FSDP2 keeps whole from forward to backward
             if alloc.died or index == own or not kept:
                 continue
-            other = more(tape, alloc, copies - 1)
+            other = more(tape, alloc, row.copies - 1)
             if index in casts:
                 tape.cast_others.append(other)
             if node is not None and (index not in casts or sys.getrefcount(casts[index]) > BY_ATTRIBUTE + 1):
@@ -114,6 +117,7 @@ def more(tape: Tape, alloc: Alloc, copies: int) -> Storage:
             alloc.dtype,
             alloc.category,
             alloc.copies * copies,
+            rest=True,
         )
     )
     tape.events.append(index)
@@ -122,9 +126,10 @@ def more(tape: Tape, alloc: Alloc, copies: int) -> Storage:
 
 def repeat_backward(node: Node, saved: list[Any], grads: list[Any]) -> list[Any]:
     """Ends what the other copies kept and makes their gradients, where those are not there yet."""
-    tape, modules = node.info
+    tape, modules, row, first = node.info
     node.saved = []
     saved.clear()
     if tape.keeps_grads:
         tape.sharding.repeat(modules)
+    tape.open_rows.append((first, Row(row.copies, len(tape.events), call=row)))
     return list(grads)

@@ -11,13 +11,14 @@ whole steps with the trace, tests/estimate/test_agreement.py.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memplan.dtypes import ELEMENT_BYTES
 from memplan.estimate.engine import run_backward
 from memplan.estimate.tensors import Alloc, Backward, Holder, Node, Parameter, Shape, Storage, Tensor
 
-__all__ = ["Alloc", "Holder", "HostBytes", "Node", "Parameter", "Shape", "Storage", "Tape", "Tensor"]
+__all__ = ["Alloc", "Holder", "HostBytes", "Node", "Parameter", "Row", "Shape", "Storage", "Tape", "Tensor"]
 
 CUDA_BLOCK_BYTES = 512
 """The allocator rounds each request up to this. Source: kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp."""
@@ -80,6 +81,10 @@ class Tape:
         """Most that waited there at once."""
         self.offloaded_bytes = 0
         """What stays there from step to step."""
+        self.rows: list[Row] = []
+        """The calls of units that stand for several, and their backwards."""
+        self.open_rows: list[tuple[int, Row]] = []
+        """A backward that is going on, with the number of the last node before those of its unit."""
         self.thread = "forward"
         self.once: dict[str, int] = {}
         """What is allocated once and for good, by name."""
@@ -89,7 +94,8 @@ class Tape:
         """Logits that whoever called the model still has."""
         self.kept: list[Any] = []
         """What stays for as long as the ledger is written."""
-        self._seq = 0
+        self.seq = 0
+        """Number of the last node."""
 
     def leave_autocast(self) -> None:
         """Ends autocast, and with it the copies that nobody saved."""
@@ -102,14 +108,16 @@ class Tape:
         self.phase = phase
         self.marks.append((len(self.events), phase))
 
-    def allocate(self, op: str, shape: Shape, dtype: str, *, category: str = "", copies: int = 1) -> Storage:
-        """Memory for `copies` tensors of `shape`."""
+    def allocate(
+        self, op: str, shape: Shape, dtype: str, *, category: str = "", copies: int = 1, rest: bool = False
+    ) -> Storage:
+        """Memory for `copies` tensors of `shape`, see `Alloc`."""
         num_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
         if self.block_bytes > 1:
             num_bytes = -(-num_bytes // self.block_bytes) * self.block_bytes
         num_bytes *= copies
         index = len(self.allocs)
-        self.allocs.append(Alloc(num_bytes, op, self.part, self.phase, shape, dtype, category, copies))
+        self.allocs.append(Alloc(num_bytes, op, self.part, self.phase, shape, dtype, category, copies, rest=rest))
         self.events.append(index)
         return Storage(self, index)
 
@@ -169,8 +177,8 @@ class Tape:
         ]
         if not any(edges):
             return None
-        self._seq += 1
-        node = Node(name, self._seq, edges, [], backward, info, self.part)
+        self.seq += 1
+        node = Node(name, self.seq, edges, [], backward, info, self.part)
         for tensor in saves:
             node.saved.append(None if tensor is None else self.pack(tensor))
         return node
@@ -184,6 +192,12 @@ class Tape:
             node.saved += [self.pack(tensor) for tensor in saved]
         return outputs[0] if len(outputs) == 1 else outputs
 
+    def close_row(self) -> None:
+        """Says that the backward of a unit that stands for several is over."""
+        _, row = self.open_rows.pop()
+        row.end = len(self.events)
+        self.rows.append(row)
+
     def pack(self, tensor: Tensor) -> Any:
         """What a node holds of a tensor that it saves."""
         return tensor.alias() if self.frame is None else self.frame.pack(tensor)
@@ -191,6 +205,18 @@ class Tape:
     def backward(self, root: Tensor, seed: Tensor | None = None, *, retain: bool = False) -> None:
         """Runs backward from a scalar, or from a tensor whose gradient is `seed`; `retain` keeps what was saved."""
         run_backward(self, root, seed, retain=retain)
+
+
+@dataclass(slots=True)
+class Row:
+    """Events of a unit of blocks that stands for `copies`: of its call, or of its backward."""
+
+    copies: int
+    start: int
+    end: int = -1
+    """Behind its last event."""
+    call: "Row | None" = None
+    """The call whose backward it is."""
 
 
 class HostBytes:

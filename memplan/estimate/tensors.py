@@ -18,7 +18,7 @@ Backward = Callable[["Node", list[Any], list[Any]], Grads]
 class Alloc:
     """One storage, from the op that made it to its end."""
 
-    __slots__ = ("category", "copies", "died", "dtype", "num_bytes", "op", "part", "phase", "shape")
+    __slots__ = ("category", "copies", "died", "dtype", "num_bytes", "op", "part", "phase", "rest", "shape")
 
     def __init__(
         self,
@@ -30,6 +30,8 @@ class Alloc:
         dtype: str,
         category: str = "",
         copies: int = 1,
+        *,
+        rest: bool = False,
     ) -> None:
         self.num_bytes = num_bytes
         """Bytes as the allocator counts them, of all its copies."""
@@ -45,6 +47,8 @@ class Alloc:
         """Phase in which it ended, empty while it lives."""
         self.copies = copies
         """Equal storages that it stands for."""
+        self.rest = rest
+        """Whether these are of the blocks that one speaks for, which has one of its own."""
 
 
 class Storage:

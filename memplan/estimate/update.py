@@ -3,10 +3,13 @@
 Source: memplan.step.update, whose twin this is; torch/amp/grad_scaler.py and torch/nn/utils/clip_grad.py, torch 2.13.
 """
 
+from collections.abc import Iterable
+from itertools import groupby
+
 from memplan.dtypes import ELEMENT_BYTES
 from memplan.estimate import ops
 from memplan.estimate.optimizers import OPTIMIZERS
-from memplan.estimate.tape import Parameter, Storage, Tape, Tensor
+from memplan.estimate.tape import Parameter, Row, Storage, Tape, Tensor
 from memplan.spec.step import StepSpec
 
 
@@ -103,13 +106,24 @@ class Masters:
         Those of the blocks that one speaks for change places all at once: the moments in which both are there are
         lower than that of the last block.
         """
-        for parameter, copy in zip(self.params, self.copies, strict=True):
+        pairs = zip(self.params, self.copies, strict=True)
+        for copies, some in groupby(pairs, key=lambda pair: pair[0].copies):
+            start = len(self.tape.events)
+            self.take(some)
+            if copies > 1:
+                self.tape.rows.append(Row(copies, start, len(self.tape.events)))
+
+    def take(self, pairs: Iterable[tuple[Parameter, Parameter]]) -> None:
+        """The same of some of them."""
+        for parameter, copy in pairs:
             if parameter.dtype == "float32":
                 copy.grad, copy.others = parameter.grad, parameter.others
                 parameter.grad = parameter.others = None
             if parameter.others is not None:
                 parameter.others = None
-                copy.others = self.tape.allocate("to", copy.shape, "float32", category="grads", copies=copy.copies - 1)
+                copy.others = self.tape.allocate(
+                    "to", copy.shape, "float32", category="grads", copies=copy.copies - 1, rest=True
+                )
             if parameter.grad is not None:
                 copy.grad = self.tape.new("to", copy.shape, "float32", category="grads")
                 parameter.grad = None
