@@ -1,63 +1,53 @@
 """What CUDA's caching allocator makes of a ledger: blocks larger than what was asked for, segments that stay reserved.
 
 A freed block of more than 1 MiB is given whole to a request that leaves 1 MiB of it or less. Which requests meet such
-blocks is told by their order alone, so the ledger's events go through the model of the allocator: the model is built,
-the first step makes the optimizer's state at its end, DDP deals its one bucket anew behind it, and a second one is the
-steady step.
-
-Tensors that one stands for (`stack`) are asked for one behind the other, where a step has other requests between them:
-blocks and segments of a deep model are near to the real ones, those of few blocks are the real ones. Held against the
-trace by tests/benchmarks/estimate_agreement.py.
+blocks is told by their order alone, so they go through the model of the allocator: the model is built, the first step
+makes the optimizer's state and cuBLAS's workspaces where they are first needed, DDP deals its one bucket anew behind
+it, and a second step is the steady one. Held against the trace by tests/benchmarks/estimate_agreement.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
+from operator import itemgetter
 
 from memplan.allocator.caching import CachingAllocator
 from memplan.allocator.config import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from memplan.estimate.reading import peak_bytes
 from memplan.estimate.tape import Tape
+from memplan.estimate.unroll import Requests, in_one, unrolled
 
 
 def place(tape: Tape) -> int:
     """Gives each allocation of a finished ledger the bytes of its blocks in a steady step, and returns the most bytes
-    that are reserved in one. The CPU's allocator gives what is asked for and keeps nothing."""
+    that are reserved in one, both as if equal tensors were asked for together. The CPU's allocator gives what is asked
+    for and keeps nothing."""
     if tape.rules == "cpu":
         return int(peak_bytes(tape))
-    placing, start = Placing(tape), tape.marks[0][0]
-    late = tape.made_late
-    buckets = [event for event in tape.events[:start] if tape.allocs[event].op == "bucket"]
-    after = {*late, *buckets}
-    placing.follow(event for event in tape.events[:start] if event not in after)
-    before = {*placing.alive, *after}
-    first_bucket = placing.allocator.malloc(sum(tape.allocs[event].num_bytes for event in buckets)) if buckets else None
-    at = start
-    for position, made in groupby(late, key=late.__getitem__):
-        placing.follow(tape.events[at:position])
-        placing.follow(made)
-        at = position
-    placing.follow(tape.events[at:])
-    for index in [index for index in placing.alive if index not in before]:
-        placing.end(index)
-    if first_bucket is not None:
-        placing.allocator.free(first_bucket)
-        placing.follow(buckets)
-    placing.allocator.reset_peak()
-    placing.follow(tape.events[start:])
+    placing = Placing(in_one(tape))
+    placing.two_steps()
+    placing.tell(tape)
+    return placing.reserved_bytes
+
+
+def reserved(tape: Tape) -> int:
+    """The most bytes that are reserved in a steady step of a finished ledger, its tensors asked for block by block."""
+    if tape.rules == "cpu":
+        return int(peak_bytes(tape))
+    placing = Placing(unrolled(tape))
+    placing.two_steps()
     return placing.reserved_bytes
 
 
 class Placing:
-    """A ledger's requests in an allocator.
+    """Requests in an allocator. Those of up to 1 MiB get what they ask for out of segments of their own, and are summed
+    up alone."""
 
-    Those of up to 1 MiB get what they ask for out of segments of their own, and are summed up alone."""
-
-    def __init__(self, tape: Tape) -> None:
-        self.allocs = tape.allocs
-        self.asked = [alloc.num_bytes for alloc in tape.allocs]
+    def __init__(self, asked: Requests) -> None:
+        self.asked = asked
         self.allocator = CachingAllocator()
-        self.alive: dict[int, Sequence[int]] = {}
-        """Addresses of the blocks of each allocation that is alive, none of small ones."""
+        self.addresses = [0] * len(asked.sizes)
+        self.block_bytes = list(asked.sizes)
+        """Bytes of the block of each request, as given last."""
         self.small_bytes = self.most_small_bytes = 0
 
     @property
@@ -66,31 +56,49 @@ class Placing:
         small_segments = -(-self.most_small_bytes // SMALL_SEGMENT_BYTES)
         return self.allocator.peak_reserved_bytes + small_segments * SMALL_SEGMENT_BYTES
 
+    def two_steps(self) -> None:
+        """Builds the model, and takes the first step and a steady one."""
+        asked = self.asked
+        step = asked.events[asked.start :]
+        later = {request for _, request in asked.late}.union(asked.buckets)
+        self.follow(event for event in asked.events[: asked.start] if event not in later)
+        first_bucket = self.allocator.malloc(sum(asked.sizes[request] for request in asked.buckets))
+        at = asked.start
+        for position, made in groupby(asked.late, key=itemgetter(0)):
+            self.follow(asked.events[at:position])
+            self.follow(request for _, request in made)
+            at = position
+        self.follow(asked.events[at:])
+        made_then = {event for event in step if event >= 0}
+        self.follow(~request for request in made_then.difference(~event for event in step))
+        self.allocator.free(first_bucket)
+        self.follow(asked.buckets)
+        self.follow(step)
+
+    def tell(self, tape: Tape) -> None:
+        """Gives each allocation of the ledger the bytes of its blocks."""
+        sums: dict[int, int] = {}
+        for index, num_bytes in zip(self.asked.allocs, self.block_bytes, strict=True):
+            sums[index] = sums.get(index, 0) + num_bytes
+        for index, num_bytes in sums.items():
+            tape.allocs[index].num_bytes = num_bytes
+
     def follow(self, events: Iterable[int]) -> None:
         """Does what `events` say, and notes the bytes of each block."""
-        allocator, allocs, asked, alive = self.allocator, self.allocs, self.asked, self.alive
-        malloc = allocator.malloc
+        sizes, addresses, block_bytes, allocator = self.asked.sizes, self.addresses, self.block_bytes, self.allocator
+        malloc, free = allocator.malloc, allocator.free
         for event in events:
-            if event < 0:
-                self.end(~event)
-                continue
-            alloc, num_bytes = allocs[event], asked[event]
-            copies = alloc.copies
-            each = num_bytes if copies == 1 else num_bytes // max(copies, 1)
-            if each <= SMALL_BYTES:
-                alive[event] = ()
+            if event >= 0:
+                num_bytes = sizes[event]
+                if num_bytes > SMALL_BYTES:
+                    held = allocator.allocated_bytes
+                    addresses[event] = malloc(num_bytes)
+                    block_bytes[event] = allocator.allocated_bytes - held
+                    continue
                 self.small_bytes += num_bytes
                 if self.small_bytes > self.most_small_bytes:
                     self.most_small_bytes = self.small_bytes
-                continue
-            held = allocator.allocated_bytes
-            alive[event] = (malloc(each),) if copies == 1 else [malloc(each) for _ in range(copies)]
-            alloc.num_bytes = allocator.allocated_bytes - held
-
-    def end(self, index: int) -> None:
-        """Gives back the blocks of an allocation."""
-        blocks = self.alive.pop(index)
-        if not blocks:
-            self.small_bytes -= self.asked[index]
-        for address in blocks:
-            self.allocator.free(address)
+            elif sizes[~event] > SMALL_BYTES:
+                free(addresses[~event])
+            else:
+                self.small_bytes -= sizes[~event]

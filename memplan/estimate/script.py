@@ -7,6 +7,7 @@ from memplan.estimate.blocks import Placing
 from memplan.estimate.setup import Setup
 from memplan.estimate.step import tape_of
 from memplan.estimate.tape import Tape
+from memplan.estimate.unroll import in_one
 from memplan.spec.device import DeviceSpec
 
 Script = Callable[..., Callable[[], object]]
@@ -28,7 +29,9 @@ def peak_of_script(
             start = len(tape.events)
         step()
     if tape.rules == "cuda" and not above_start:
-        Placing(tape).follow(tape.events)
+        placing = Placing(in_one(tape))
+        placing.follow(placing.asked.events)
+        placing.tell(tape)
     return peak_since(tape, start, above_start=above_start)
 
 

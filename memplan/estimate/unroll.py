@@ -9,7 +9,7 @@ Checked: tests/estimate/test_unroll.py, against ledgers of which every block is 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -22,6 +22,8 @@ class Requests:
 
     sizes: list[int] = field(default_factory=list)
     """Bytes of each request."""
+    allocs: list[int] = field(default_factory=list)
+    """Number of the ledger's allocation that each is of."""
     events: list[int] = field(default_factory=list)
     """Number of a request where it is made, its complement where it ends."""
     start: int = 0
@@ -33,19 +35,24 @@ class Requests:
 
 
 def unrolled(tape: Tape) -> Requests:
-    """The requests of a finished ledger."""
-    return Unrolling(tape).requests()
+    """The requests of a finished ledger, block by block."""
+    return Unrolling(tape, tape.rows).requests()
+
+
+def in_one(tape: Tape) -> Requests:
+    """The same with the tensors that one stands for asked for together, where the ledger has them."""
+    return Unrolling(tape, ()).requests()
 
 
 class Unrolling:
-    """A ledger that is gone through."""
+    """A ledger that is gone through, the units of `rows` for each block that they stand for."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, rows: Iterable[Row]) -> None:
         self.tape = tape
         self.found = Requests()
         self.alive: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """Requests that are alive of each allocation, by the block that they are of."""
-        self.rows = sorted(tape.rows, key=lambda row: row.start)
+        self.rows = sorted(rows, key=lambda row: row.start)
         self.row_of: dict[int, Row] = {
             event: row for row in self.rows for event in tape.events[row.start : row.end] if event >= 0
         }
@@ -61,12 +68,12 @@ class Unrolling:
 
     def requests(self) -> Requests:
         """All of them."""
-        tape, found, at = self.tape, self.found, 0
-        start = tape.marks[0][0]
-        self.once(0, start)
+        tape, found = self.tape, self.found
+        at = tape.marks[0][0] if tape.marks else 0
+        self.once(0, at)
         found.start = len(found.events)
-        found.buckets = [request for index in self.buckets() for request in self.alive[index].values()]
-        at = start
+        buckets = [index for index in self.alive if tape.allocs[index].op == "bucket"]
+        found.buckets = [request for index in buckets for request in self.alive[index].values()]
         for row in self.rows:
             self.once(at, row.start)
             for turn in range(row.copies):
@@ -76,18 +83,13 @@ class Unrolling:
         self.note_late(len(tape.events))
         return found
 
-    def buckets(self) -> Iterator[int]:
-        """DDP's buckets among what is there before the step."""
-        start = self.tape.marks[0][0]
-        return (event for event in self.tape.events[:start] if event >= 0 and self.tape.allocs[event].op == "bucket")
-
     def once(self, start: int, end: int) -> None:
         """Goes through events outside of rows. Neighbours that stand for equally many come block by block."""
         tape = self.tape
         cuts = sorted({start, end, *(at for at in self.late if start < at < end)})
         for first, last in pairwise(cuts):
             self.note_late(first)
-            events = (event for event in tape.events[first:last] if not rest(tape, event))
+            events = (event for event in tape.events[first:last] if not (self.rows and rest(tape, event)))
             for copies, some in groupby(events, key=lambda event: tape.allocs[event].copies if event >= 0 else 0):
                 if not copies:
                     for event in some:
@@ -128,6 +130,7 @@ class Unrolling:
         alloc, found = self.tape.allocs[index], self.found
         request = len(found.sizes)
         found.sizes.append(alloc.num_bytes // max(alloc.copies, 1))
+        found.allocs.append(index)
         found.events.append(request)
         self.alive[index][number] = request
 
