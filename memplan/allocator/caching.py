@@ -86,8 +86,25 @@ class CachingAllocator:
         if not self._rounds_plainly:
             size = self._config.round_bytes(num_bytes)
         pool = self._small if size <= SMALL_BYTES else self._large
-        free = pool.free_lists.get(stream) or pool.free_list(stream)
-        keys = free.keys
+        block = self.take(pool.free_lists.get(stream) or pool.free_list(stream), size, num_bytes)
+        size = block.num_bytes
+        block.requested_bytes = num_bytes
+        self._live[block.address] = block
+        self.allocated_bytes = total = self.allocated_bytes + size
+        if total > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = total
+        total += self.awaiting_bytes
+        if total > self.peak_active_bytes:
+            self.peak_active_bytes = total
+        self.requested_bytes = total = self.requested_bytes + num_bytes
+        if total > self.peak_requested_bytes:
+            self.peak_requested_bytes = total
+        return block.address
+
+    def take(self, free: FreeList, size: int, num_bytes: int) -> Block:
+        """A block of at least `size` for a request of `num_bytes`, split where that is worth it, which no counter
+        notices. Source: alloc_found_block, should_split."""
+        keys, pool = free.keys, free.pool
         index = bisect_left(keys, size << KEY_SHIFT)
         if not self._searches_plainly:
             pool.num_searches += self._ages
@@ -103,20 +120,12 @@ class CachingAllocator:
             rest.link(block, block.next)
             block.num_bytes = size
             free.insert(rest)
-        size = block.num_bytes
         block.state = ALLOCATED
-        block.requested_bytes = num_bytes
-        self._live[block.address] = block
-        self.allocated_bytes = total = self.allocated_bytes + size
-        if total > self.peak_allocated_bytes:
-            self.peak_allocated_bytes = total
-        total += self.awaiting_bytes
-        if total > self.peak_active_bytes:
-            self.peak_active_bytes = total
-        self.requested_bytes = total = self.requested_bytes + num_bytes
-        if total > self.peak_requested_bytes:
-            self.peak_requested_bytes = total
-        return block.address
+        return block
+
+    def large_list(self) -> FreeList:
+        """Where requests of more than 1 MiB on the first stream are served from."""
+        return self._large.free_list(0)
 
     def free(self, address: int) -> None:
         """Ends the allocation at `address`; it waits when another stream was recorded on it.
@@ -137,8 +146,12 @@ class CachingAllocator:
             self._complete(block)
 
     def _complete(self, block: Block) -> None:
-        """Puts `block`, grown over its free neighbours, into its free list. Source: free_block, try_merge_blocks."""
         self.requested_bytes -= block.requested_bytes
+        self.give(block)
+
+    def give(self, block: Block) -> None:
+        """Puts `block`, grown over its free neighbours, into its free list, which no counter notices. Source:
+        free_block, try_merge_blocks."""
         free = block.free_list
         prev, following = block.prev, block.next
         if prev is not None and prev.state == FREE:

@@ -8,10 +8,11 @@ import math
 from typing import Any
 
 from memplan.estimate import views
+from memplan.estimate.autocast import LOW, lowered, operands
 from memplan.estimate.ops import dropout, scale, shift, softmax
 from memplan.estimate.products import bmm
 from memplan.estimate.tape import Node, Tensor
-from memplan.estimate.views import LOW, clone, is_one, repeat_interleave, to, transpose
+from memplan.estimate.views import clone, is_one, repeat_interleave, to, transpose
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, drop: float = 0.0) -> str:
@@ -45,8 +46,8 @@ def sdpa(
     have heads that lie apart in memory, as views of projections do.
     """
     tape = q.tape
-    mask = mask if mask is None or mask.dtype == "bool" else views.lowered(mask)
-    q, k, v = views.operands(q, k, v)
+    mask = mask if mask is None or mask.dtype == "bool" else lowered(mask)
+    q, k, v = operands(q, k, v)
     which = kernel(q, k, v, mask, drop=drop)
     if which == "math":  # below autocast, which has done its part
         before, tape.autocast = tape.autocast, None
@@ -172,7 +173,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, strided: str 
 
 def product(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:
     """`torch.matmul` of four dimensions, whose strided operands are copied to be batched."""
-    x, y = views.operands(x, y)
+    x, y = operands(x, y)
     if copy_x:
         x = clone(x)
     if copy_y:

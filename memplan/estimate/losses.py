@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.estimate import ops, views
+from memplan.estimate.autocast import operands
 from memplan.estimate.batch import Batch
 from memplan.estimate.checkpoint import region
 from memplan.estimate.products import cross_entropy, index_select, linear, log_softmax, nll_loss
 from memplan.estimate.reductions import summed
 from memplan.estimate.tape import Tape, Tensor
-from memplan.estimate.views import flatten, narrow, operands, to
+from memplan.estimate.views import flatten, narrow, to
 
 
 @dataclass(slots=True, kw_only=True)

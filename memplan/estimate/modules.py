@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.estimate import views
+from memplan.estimate.autocast import for_autocast
 from memplan.estimate.four_bits import linear_4_bit, nf4_matrix
 from memplan.estimate.ops import add_scaled, dropout, mean_last, mul, rsqrt, shift, square
 from memplan.estimate.products import embedding, linear
 from memplan.estimate.tape import Node, Parameter, Tape, Tensor
-from memplan.estimate.views import for_autocast, to
+from memplan.estimate.views import to
 
 
 class Module:

@@ -5,8 +5,9 @@ Each function stands for the torch op of its name; tensors are `tape.Tensor`.
 
 from typing import Any
 
+from memplan.estimate.autocast import autocast_dtype, for_autocast
 from memplan.estimate.tape import Node, Tensor
-from memplan.estimate.views import as_inputs, autocast_dtype, broadcast, for_autocast, promoted, sum_to, to
+from memplan.estimate.views import as_inputs, broadcast, promoted, sum_to, to
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from memplan.estimate.bands import fits, process_of, reserved_band
-from memplan.estimate.blocks import place, reserved
+from memplan.estimate.blocks import place
 from memplan.estimate.reading import alive_at, peak_bytes, phase_peaks, settle
 from memplan.estimate.step import write_forward, write_step
 from memplan.estimate.tape import Tape
@@ -19,12 +19,11 @@ TOKEN_TABLES = ("embedding", "embed_tokens", "wte", "word_embeddings", "token_em
 def estimate(run: RunSpec) -> Estimate:
     """What the formulas say about `run`; MemplanError where they know nothing of a part of it."""
     tape = write_step(run)
-    asked_bytes, reserved_bytes = peak_bytes(tape), reserved(tape)
-    place(tape)
+    asked_bytes, reserved_bytes = peak_bytes(tape), place(tape)
     settle(tape, run.model.decoder.vocab)
     phases = phase_peaks(tape)
     allocated_bytes = max(phase.breakdown.total_bytes for phase in phases)
-    band = reserved_band(allocated_bytes, run.device, reserved_bytes)
+    reserved = reserved_band(allocated_bytes, run.device, reserved_bytes)
     kept = [kept_by(run, samples) for samples in (1, 2)]
     per_sample, logits = (kept[1][i] - kept[0][i] for i in (0, 1))
     return Estimate(
@@ -37,8 +36,8 @@ def estimate(run: RunSpec) -> Estimate:
         per_sample_bytes=per_sample,
         per_chunk_bytes=kept[0][0] - per_sample,
         logits_per_sample_bytes=logits,
-        reserved=band,
-        process=process_of(band, run.device, world=run.step.world),
+        reserved=reserved,
+        process=process_of(reserved, run.device, world=run.step.world),
         host_bytes=tape.peak_host_bytes + tape.offloaded_bytes,
         managed_bytes=tape.managed_bytes,
         unsplit_bytes=allocated_bytes - asked_bytes,

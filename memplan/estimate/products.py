@@ -6,9 +6,10 @@ Letters: `N` rows, `I` inputs, `O` outputs of a linear; `E` experts, `k` experts
 import math
 from typing import Any
 
+from memplan.estimate.autocast import for_autocast, operands
 from memplan.estimate.ops import softmax
 from memplan.estimate.tape import Node, Shape, Tensor
-from memplan.estimate.views import flatten, for_autocast, operands, sum_to, transpose, view
+from memplan.estimate.views import flatten, sum_to, transpose, view
 
 
 def workspace(x: Tensor) -> None:

@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from memplan.estimate.autocast import for_autocast, operands
 from memplan.estimate.offload import Call
 from memplan.estimate.stack import more
 from memplan.estimate.tape import Node, Storage, Tape, Tensor
-from memplan.estimate.views import for_autocast, operands
 
 SINGLE = 5
 """Rounds of a loop that are told one by one: the first, whose state has no history; the second, which speaks for those

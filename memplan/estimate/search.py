@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from memplan.estimate.blocks import place
+from memplan.estimate.blocks import place_few
 from memplan.estimate.reading import peak_bytes
 from memplan.estimate.step import write_step
 from memplan.estimate.tape import Tape
@@ -96,7 +96,7 @@ def within(
 
     def fits(count: int) -> bool:
         if count not in placed:
-            place(tapes[count])
+            place_few(tapes[count])
             placed[count] = int(peak_bytes(tapes[count]))
         return placed[count] <= gate_bytes
 

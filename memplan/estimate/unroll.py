@@ -13,17 +13,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
+from memplan.allocator.config import SMALL_BYTES
 from memplan.estimate.tape import Alloc, Row, Tape
+
+BEGINS_AND_ENDS, BEGINS, ENDS, ENDS_OWN, TAKES, MAKES_LATE = (
+    "begins, and ends in the same turn", "begins", "ends in the turn in which it began", "ends in another pass",
+    "is handed on, and ends", "is made late",
+)  # fmt: skip
+"""What happens to an allocation in a unit's turn."""
 
 
 @dataclass(slots=True)
 class Requests:
-    """What the allocator is asked for, in order."""
+    """What the allocator is asked for, in order: what takes more than 1 MiB. Smaller requests have segments of their
+    own."""
 
     sizes: list[int] = field(default_factory=list)
     """Bytes of each request."""
     allocs: list[int] = field(default_factory=list)
     """Number of the ledger's allocation that each is of."""
+    lasting: set[int] = field(default_factory=set)
+    """Allocations of which several blocks have their own at the same time."""
     events: list[int] = field(default_factory=list)
     """Number of a request where it is made, its complement where it ends."""
     start: int = 0
@@ -34,25 +44,49 @@ class Requests:
     """Requests of DDP's buckets."""
 
 
-def unrolled(tape: Tape) -> Requests:
-    """The requests of a finished ledger, block by block."""
-    return Unrolling(tape, tape.rows).requests()
-
-
 def in_one(tape: Tape) -> Requests:
-    """The same with the tensors that one stands for asked for together, where the ledger has them."""
-    return Unrolling(tape, ()).requests()
+    """The requests of a finished ledger with the tensors that one stands for asked for together, where it has them."""
+    found, ranges = Requests(), dict[int, range]()
+    sizes, allocs, events = found.sizes, found.allocs, found.events
+    start = tape.marks[0][0] if tape.marks else 0
+    late = {position: list(some) for position, some in groupby(tape.made_late, key=tape.made_late.__getitem__)}
+    for at, event in enumerate(tape.events):
+        if at == start:
+            found.start = len(events)
+            found.buckets = [one for index in ranges if tape.allocs[index].op == "bucket" for one in ranges[index]]
+        if at in late:
+            found.late += [(len(events), request) for index in late.pop(at) for request in ranges.get(index, ())]
+        if event < 0:
+            events += [~request for request in ranges.pop(~event, ())]
+            continue
+        alloc = tape.allocs[event]
+        copies = alloc.copies
+        if not is_large(alloc):
+            continue
+        ranges[event] = range(len(sizes), len(sizes) + copies)
+        events += ranges[event]
+        sizes += [alloc.num_bytes // max(copies, 1)] * copies
+        allocs += [event] * copies
+        if copies > 1:
+            found.lasting.add(event)
+    found.late += [(len(events), request) for some in late.values() for index in some for request in ranges[index]]
+    return found
+
+
+def unrolled(tape: Tape) -> Requests:
+    """The same block by block."""
+    return Unrolling(tape).requests()
 
 
 class Unrolling:
-    """A ledger that is gone through, the units of `rows` for each block that they stand for."""
+    """A ledger that is gone through, its units for each block that they stand for."""
 
-    def __init__(self, tape: Tape, rows: Iterable[Row]) -> None:
+    def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.found = Requests()
         self.alive: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """Requests that are alive of each allocation, by the block that they are of."""
-        self.rows = sorted(rows, key=lambda row: row.start)
+        self.rows = sorted(tape.rows, key=lambda row: row.start)
         self.row_of: dict[int, Row] = {
             event: row for row in self.rows for event in tape.events[row.start : row.end] if event >= 0
         }
@@ -76,8 +110,7 @@ class Unrolling:
         found.buckets = [request for index in buckets for request in self.alive[index].values()]
         for row in self.rows:
             self.once(at, row.start)
-            for turn in range(row.copies):
-                self.turn(row, turn)
+            self.turns(row)
             at = row.end
         self.once(at, len(tape.events))
         self.note_late(len(tape.events))
@@ -89,7 +122,7 @@ class Unrolling:
         cuts = sorted({start, end, *(at for at in self.late if start < at < end)})
         for first, last in pairwise(cuts):
             self.note_late(first)
-            events = (event for event in tape.events[first:last] if not (self.rows and rest(tape, event)))
+            events = (event for event in tape.events[first:last] if is_own(tape, event))
             for copies, some in groupby(events, key=lambda event: tape.allocs[event].copies if event >= 0 else 0):
                 if not copies:
                     for event in some:
@@ -100,30 +133,63 @@ class Unrolling:
                     for index in group:
                         self.begin(index, number)
 
-    def turn(self, row: Row, turn: int) -> None:
-        """Goes through the events of a row for its `turn`-th block."""
-        tape, backward = self.tape, row.call is not None
-        number = row.copies - 1 - turn if backward else turn
+    def turns(self, row: Row) -> None:
+        """Goes through the events of a row once for each block."""
+        reverse = row.call is not None
+        story = self.story(row)
+        allocs, sizes, events = self.found.allocs, self.found.sizes, self.found.events
+        for turn in range(row.copies):
+            number = row.copies - 1 - turn if reverse else turn
+            passing: dict[int, int] = {}
+            for act, index, size in story:
+                if act is BEGINS_AND_ENDS:
+                    passing[index] = request = len(sizes)
+                    sizes.append(size)
+                    allocs.append(index)
+                    events.append(request)
+                elif act is ENDS:
+                    events.append(~passing[index])
+                elif act is BEGINS:
+                    self.begin(index, number)
+                elif act is ENDS_OWN:
+                    self.end(index, number)
+                elif act is TAKES:
+                    self.take(index, number, row, first=not turn)
+                else:
+                    self.note_late(index, number, row.copies)
+
+    def story(self, row: Row) -> list[tuple[str, int, int]]:
+        """What a block does in a row, in order: (act, allocation or event, bytes)."""
+        tape, story = self.tape, []
+        ended = {~event for event in tape.events[row.start : row.end] if event < 0}
         for at in range(row.start, row.end):
             if at in self.late:
-                self.note_late(at, number, row.copies)
+                story.append((MAKES_LATE, at, 0))
             event = tape.events[at]
-            if rest(tape, event):
+            index = event if event >= 0 else ~event
+            alloc, home = tape.allocs[index], self.row_of.get(index)
+            if alloc.rest or not is_large(alloc):
                 continue
             if event >= 0:
-                self.begin(event, number)
-                continue
-            index = ~event
-            home = self.row_of.get(index)
-            if home is not None and home.copies == row.copies:
-                self.end(index, number)
-                continue
-            heir, reverse = self.handed.get(index, (-1, backward))
-            first = number == (row.copies - 1 if reverse else 0)
-            if first if heir >= 0 else not turn:
+                size = alloc.num_bytes // max(alloc.copies, 1)
+                story.append((BEGINS_AND_ENDS if index in ended else BEGINS, index, size))
+            elif home is row:
+                story.append((ENDS, index, 0))
+            else:
+                story.append((ENDS_OWN if home is not None and home.copies == row.copies else TAKES, index, 0))
+        return story
+
+    def take(self, index: int, number: int, row: Row, *, first: bool) -> None:
+        """Ends what block `number` takes from the one before it, which for the `first` of a row is `index` itself."""
+        if index not in self.handed:
+            if first:
                 self.end(index)
-            elif heir >= 0:
-                self.end(heir, number + 1 if reverse else number - 1)
+            return
+        heir, reverse = self.handed[index]
+        if number == (row.copies - 1 if reverse else 0):
+            self.end(index)
+        else:
+            self.end(heir, number + 1 if reverse else number - 1)
 
     def begin(self, index: int, number: int) -> None:
         """Block `number`'s own of an allocation."""
@@ -131,6 +197,8 @@ class Unrolling:
         request = len(found.sizes)
         found.sizes.append(alloc.num_bytes // max(alloc.copies, 1))
         found.allocs.append(index)
+        if self.alive[index]:
+            found.lasting.add(index)
         found.events.append(request)
         self.alive[index][number] = request
 
@@ -149,7 +217,8 @@ class Unrolling:
         for count, group in rows:
             indices = list(group)
             for block in range(count) if number is None or count != copies else (number,):
-                self.found.late += [(len(self.found.events), self.alive[index][block]) for index in indices]
+                own = (self.alive[index].get(block) for index in indices)
+                self.found.late += [(len(self.found.events), request) for request in own if request is not None]
 
 
 def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row]) -> dict[int, tuple[int, bool]]:
@@ -161,7 +230,7 @@ def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row]) -> dict[int,
         passes[id(row.call or row)].append(row)
     found: dict[int, tuple[int, bool]] = {}
     for both in passes.values():
-        inside = [event for row in both for event in tape.events[row.start : row.end] if not rest(tape, event)]
+        inside = [event for row in both for event in tape.events[row.start : row.end] if is_own(tape, event)]
         left: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
         for index in inside:
             if index >= 0 and outlives(tape.allocs[index], ended.get(index), both):
@@ -184,6 +253,12 @@ def kind(alloc: Alloc, *, reverse: bool) -> tuple[object, ...]:
     return alloc.op, alloc.part, alloc.shape, alloc.dtype, reverse
 
 
-def rest(tape: Tape, event: int) -> bool:
-    """Whether it is of what other blocks than the one that is run have."""
-    return tape.allocs[event if event >= 0 else ~event].rest
+def is_own(tape: Tape, event: int) -> bool:
+    """Whether it is of a large tensor of the block that is run."""
+    alloc = tape.allocs[event if event >= 0 else ~event]
+    return not alloc.rest and is_large(alloc)
+
+
+def is_large(alloc: Alloc) -> bool:
+    """Whether each of what it stands for takes more than 1 MiB."""
+    return alloc.num_bytes > SMALL_BYTES * alloc.copies

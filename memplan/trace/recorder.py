@@ -167,13 +167,11 @@ class Recorder(PlainMode):  # type: ignore[no-untyped-call]
                 self._sum = (len(self.trace.events) - 1, self._index_of(args[0].untyped_storage()))
         elif isinstance(out, tuple | list):
             sources = args[0] if args and isinstance(args[0], list | tuple) and len(args[0]) == len(out) else args
-            on_host = self.host_outputs.get(func._schema.name, ())
+            for number in self.host_outputs.get(func._schema.name, ()):
+                self._leave_out(out[number].untyped_storage())
             for number, item in enumerate(out):
-                if isinstance(item, Tensor) and number in on_host:
-                    self._leave_out(item.untyped_storage())
-                elif isinstance(item, Tensor):
-                    source = sources[number] if number < len(sources) else None
-                    self._see(item, func, phase, place, source)
+                if isinstance(item, Tensor):
+                    self._see(item, func, phase, place, sources[number] if number < len(sources) else None)
         elif place is None:
             self._place = self._place_of(args[0] if args else None)
         if func._schema.is_mutable and args and isinstance(args[0], Tensor):

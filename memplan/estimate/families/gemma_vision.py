@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from memplan.estimate import views
+from memplan.estimate.autocast import operands
 from memplan.estimate.families import config_of
 from memplan.estimate.families.gemma import Gemma3, GemmaNorm
 from memplan.estimate.families.molmo2_vision import first_blocks
@@ -53,7 +54,7 @@ class Projector(Module):
 
     def projected(self, x: Tensor) -> Tensor:
         """Rows by the matrix: together, in a copy, where that trains, else image by image."""
-        x, weight = views.operands(x, self.mm_input_projection_weight)
+        x, weight = operands(x, self.mm_input_projection_weight)
         N, T = x.shape[:2]
         if not weight.requires_grad and not views.is_one(N):
             return bmm(x, expand(unsqueeze(weight, 0), N, *weight.shape))

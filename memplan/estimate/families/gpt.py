@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan.errors import MemplanError
 from memplan.estimate import views
+from memplan.estimate.autocast import operands
 from memplan.estimate.checkpoint import put_on
 from memplan.estimate.families import config_of
 from memplan.estimate.families.hf_attention import Rope, attend, position_ids, rotated
@@ -33,7 +34,7 @@ class Conv1D(Linear):
 
     def multiplied(self, x: Tensor) -> Tensor:
         assert self.bias is not None
-        bias, rows, weight = views.operands(self.bias, flatten(x, 0, -2), self.weight)
+        bias, rows, weight = operands(self.bias, flatten(x, 0, -2), self.weight)
         out = mm(rows, weight, bias)
         del bias, rows, weight
         return views.view(out, *x.shape[:-1], out.shape[-1])

@@ -9,6 +9,7 @@ from typing import Any
 
 from memplan.estimate import ops, views
 from memplan.estimate.attention import kernel, sdpa
+from memplan.estimate.autocast import operands
 from memplan.estimate.ops import add, dropout, mul, scale
 from memplan.estimate.products import bmm
 from memplan.estimate.tape import Node, Tape, Tensor
@@ -67,7 +68,7 @@ def repeat_kv(x: Tensor, times: int) -> Tensor:
 def matmul(x: Tensor, y: Tensor, copy_x: bool, copy_y: bool) -> Tensor:
     """Product of four dimensions; an operand whose heads lie apart in memory, or are one in each of several samples, is
     copied to be batched."""
-    x, y = views.operands(x, y)
+    x, y = operands(x, y)
     several = not views.is_one(x.shape[0])
     copied = copy_x or (several and not x.dense), copy_y or (several and not y.dense)
     return bmm(clone(x) if copied[0] else x, clone(y) if copied[1] else y)

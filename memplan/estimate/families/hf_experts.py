@@ -8,12 +8,13 @@ hidden, `F` feed-forward of one expert.
 from typing import Any
 
 from memplan.estimate import ops, views
+from memplan.estimate.autocast import for_autocast
 from memplan.estimate.families.hf_decoder import activated
 from memplan.estimate.modules import Module
 from memplan.estimate.ops import mul
 from memplan.estimate.products import grouped_mm, index_select, linear, plain, topk
 from memplan.estimate.tape import Node, Tape, Tensor
-from memplan.estimate.views import chunk, flatten, for_autocast, to, transpose, unsqueeze
+from memplan.estimate.views import chunk, flatten, to, transpose, unsqueeze
 
 
 class Experts(Module):

@@ -5,6 +5,7 @@ Locals live as long as those of models/siglip/modeling_siglip.py. Letters: `B` i
 
 from memplan.errors import MemplanError
 from memplan.estimate import ops, views
+from memplan.estimate.autocast import operands
 from memplan.estimate.families import config_of
 from memplan.estimate.families.encoders import Encoder, Facts, Mlp, Patches, num_patches
 from memplan.estimate.losses import Head
@@ -63,10 +64,10 @@ class PoolingHead(Module):
         size = H // self.heads
         query_weight, pair_weight = views.split(self.in_proj_weight, [H, 2 * H], 0)
         query_bias, pair_bias = views.split(self.in_proj_bias, [H, 2 * H], 0)
-        probe, query_weight, query_bias = views.operands(flatten(probe, 0, 1), query_weight, query_bias)
+        probe, query_weight, query_bias = operands(flatten(probe, 0, 1), query_weight, query_bias)
         q = mm(probe, transpose(query_weight, 0, 1), query_bias)
         del probe, query_weight, query_bias
-        cast, pair_weight, pair_bias = views.operands(x, pair_weight, pair_bias)
+        cast, pair_weight, pair_bias = operands(x, pair_weight, pair_bias)
         rows = flatten(clone(transpose(cast, 0, 1)), 0, 1)
         pairs = add(mm(rows, transpose(pair_weight, 0, 1)), pair_bias)
         del rows, cast
@@ -76,7 +77,7 @@ class PoolingHead(Module):
         q = view(q, B * self.heads, 1, size)
         weights = ops.softmax(bmm(ops.scale(q), transpose(k, 1, 2)))
         out = view(bmm(weights, v), B, H)
-        out, weight, bias = views.operands(out, self.out_weight, self.out_bias)
+        out, weight, bias = operands(out, self.out_weight, self.out_bias)
         out = mm(out, transpose(weight, 0, 1), bias)
         mean = ops.mean(view(weights, B, self.heads, 1, P), 1)
         del mean
