@@ -42,8 +42,9 @@ class Sharding:
     def enter(self) -> None:
         """A forward begins."""
 
-    def leave(self) -> None:
-        """A forward has come to the model's end."""
+    def leave(self, x: Tensor) -> Tensor:
+        """A forward has come to the model's end with `x`."""
+        return x
 
     def around(self, module: Any, call: Callable[[Any, Tensor], Tensor], x: Tensor) -> Tensor:
         """A block's call."""

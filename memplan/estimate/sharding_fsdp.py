@@ -157,9 +157,10 @@ class Fsdp(Sharding):
         self.root.wait()
         self.gathered, self.root.flat = self.root.flat, None
 
-    def leave(self) -> None:
-        """Lets the last buffer go."""
+    def leave(self, x: Tensor) -> Tensor:
+        """Lets the last buffer go; backward begins with the root, which sends for the last block."""
         self.gathered = None
+        return self.noted("pre_backward", x, self.root)
 
     def around(self, module: Any, call: Callable[[Any, Tensor], Tensor], x: Tensor) -> Tensor:
         """Gathers a block's parameters for its call, lets them go, and again in backward."""
@@ -201,12 +202,14 @@ class Fsdp(Sharding):
         return x if node is None else self.tape.link(node, x.alias())
 
     def before(self, group: Group) -> None:
-        """A block's backward begins: its parameters are whole again, and the block before it is sent for."""
+        """A block's backward begins: its parameters are whole again, and the block before it is sent for, as the last
+        one is by the root, which memplan.step.sharding_fsdp never forbids to."""
         group.gather()
         group.wait()
         group.flat = None
-        if self.how.prefetch and (number := self.ran.index(group)) > 0:
-            self.ran[number - 1].gather()
+        before = self.ran[: len(self.ran) if group is self.root else self.ran.index(group)]
+        if before and (self.how.prefetch or group is self.root):
+            before[-1].gather()
 
     def after(self, group: Group) -> None:
         """A block's backward is over."""

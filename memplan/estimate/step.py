@@ -126,8 +126,7 @@ def chunk_loss(tape: Tape, run: RunSpec, model: Any, batch: Batch) -> Tensor:
     tape.mark("forward")
     tape.autocast = autocast_dtype(step)
     tape.sharding.enter()
-    hidden = [model.forward(batch)]
-    tape.sharding.leave()
+    hidden = [tape.sharding.leave(model.forward(batch))]
     tape.mark("loss")
     loss = summed_loss(tape, hidden, model.head, batch, kind=step.loss_kind, parts=step.loss_chunks)
     tape.leave_autocast()

@@ -76,5 +76,5 @@ def test_what_a_unit_hands_on_ends_in_the_next_ones_turn() -> None:
 def test_what_is_reserved_is_what_the_trace_reserves(name: str) -> None:
     run = run_of(name)
     answer, steady = estimate(run), simulate(run).steps.steady
-    assert answer.reserved.likely_bytes == pytest.approx(steady.peak_reserved_bytes, rel=5e-3)
+    assert answer.reserved.likely_bytes == pytest.approx(steady.peak_reserved_bytes, rel=1e-2)  # small ones are summed
     assert answer.peak_allocated_bytes == pytest.approx(steady.peak_allocated_bytes, rel=1e-3)
