@@ -87,12 +87,19 @@ DEPTHS = {
 """Blocks that repeat five times, with a rest where there can be one."""
 
 
+WHOLE = (("deepseek_v2", "every:2"), ("deepseek_v3", "every:2"))
+"""What is not shown to repeat, and is traced whole: units of two behind a checkpointed block of another kind."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "ckpt"), [pair for pair in itertools.product(SMALL, CKPTS) if pair not in REFUSED])
 def test_every_family_is_grown(family: str, ckpt: str) -> None:
     layers = DEPTHS.get(family, 7) * (2 if ckpt == "every:2" and DEPTHS.get(family, 7) % 2 else 1)
     run = small_run(family, device=H100, layers=layers, tower=14 if family in TOWERS else 0, ckpt=ckpt, batch=4,
                     chunks=2, precision="bf16-mixed")  # fmt: skip
+    if (family, ckpt) in WHOLE:
+        assert not simulate(run).grown
+        return
     check_growth(run, lists=1 + (family in TOWERS))
 
 
