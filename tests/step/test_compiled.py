@@ -205,8 +205,13 @@ def test_inductors_blocks_give_the_same_numbers_within_rounding(ckpt: str) -> No
 
 @pytest.mark.slow
 def test_inductor_draws_its_own_random_numbers_where_nobody_asks_for_eager_ones() -> None:
-    expected = numbers_of(step_of("tiny", "none", "off", dropout=0.1))
-    assert differing(numbers_of(step_of("tiny", "none", "on", dropout=0.1)), expected, tolerance=2e-5) != []
+    """`outcome` asks; a step by itself does not."""
+    losses = []
+    for compile in ("off", "on"):
+        step = step_of("tiny", "none", compile, dropout=0.1)
+        torch.manual_seed(1)
+        losses.append(step())
+    assert abs(losses[1] - losses[0]) > 1e-3
 
 
 @pytest.mark.slow
