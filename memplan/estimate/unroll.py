@@ -69,7 +69,7 @@ def in_one(tape: Tape) -> Requests:
         allocs += [event] * copies
         if copies > 1:
             found.lasting.add(event)
-    found.late += [(len(events), request) for some in late.values() for index in some for request in ranges[index]]
+    found.late += [(len(events), one) for some in late.values() for index in some for one in ranges.get(index, ())]
     return found
 
 
@@ -215,10 +215,12 @@ class Unrolling:
         """Notes what the first step makes at event `at`: of one block, in a row of so many, or of all."""
         rows = groupby(self.late.get(at, ()), key=lambda index: self.tape.allocs[index].copies)
         for count, group in rows:
-            indices = list(group)
-            for block in range(count) if number is None or count != copies else (number,):
-                own = (self.alive[index].get(block) for index in indices)
+            indices, blocks = list(group), range(count) if number is None or count != copies else (number,)
+            for block in blocks:
+                own = [self.alive[index].get(block) for index in indices]
                 self.found.late += [(len(self.found.events), request) for request in own if request is not None]
+            if len(blocks) == count:  # not again in another turn
+                self.late[at] = [index for index in self.late[at] if index not in indices]
 
 
 def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row]) -> dict[int, tuple[int, bool]]:
