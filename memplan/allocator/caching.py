@@ -123,9 +123,9 @@ class CachingAllocator:
         block.state = ALLOCATED
         return block
 
-    def large_list(self) -> FreeList:
-        """Where requests of more than 1 MiB on the first stream are served from."""
-        return self._large.free_list(0)
+    def free_lists(self) -> tuple[FreeList, FreeList]:
+        """Where requests of up to 1 MiB, and larger ones, are served from on the first stream."""
+        return self._small.free_list(0), self._large.free_list(0)
 
     def free(self, address: int) -> None:
         """Ends the allocation at `address`; it waits when another stream was recorded on it.

@@ -12,10 +12,13 @@ from operator import itemgetter
 from typing import Any
 
 from memplan.allocator.caching import CachingAllocator
-from memplan.allocator.config import SMALL_SEGMENT_BYTES
+from memplan.allocator.config import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from memplan.estimate.reading import peak_bytes
 from memplan.estimate.tape import Tape
-from memplan.estimate.unroll import Requests, in_one, is_large, unrolled
+from memplan.estimate.unroll import Requests, in_one, is_larger, unrolled
+
+FEW_SMALL = 50
+"""Times what small requests take at once that a step has to need for them to be summed up alone."""
 
 
 def place(tape: Tape) -> int:
@@ -30,20 +33,22 @@ def place_few(tape: Tape) -> int:
     return placed(tape, in_one)
 
 
-def placed(tape: Tape, requests: Callable[[Tape], Requests]) -> int:
+def placed(tape: Tape, requests: Callable[[Tape, int], Requests]) -> int:
     """Either of them."""
+    peak = peak_bytes(tape)
     if tape.rules == "cpu":
-        return int(peak_bytes(tape))
-    placing = Placing(requests(tape))
+        return int(peak)
+    small_bytes = most_small(tape)
+    few = small_bytes * FEW_SMALL < peak  # which then have segments of their own
+    placing = Placing(requests(tape, SMALL_BYTES if few else 0))
     placing.two_steps()
-    reserved_bytes = placing.allocator.peak_reserved_bytes + small_segments(tape) * SMALL_SEGMENT_BYTES
     placing.tell(tape)
-    return reserved_bytes
+    segments = -(-small_bytes // SMALL_SEGMENT_BYTES) if few else 0
+    return placing.allocator.peak_reserved_bytes + segments * SMALL_SEGMENT_BYTES
 
 
 class Placing:
-    """The requests of more than 1 MiB in an allocator. Smaller ones get what they ask for out of segments of their own,
-    and are summed up alone."""
+    """Requests in an allocator."""
 
     def __init__(self, asked: Requests) -> None:
         self.asked = asked
@@ -74,35 +79,41 @@ class Placing:
     def follow(self, events: Iterable[int]) -> None:
         """Does what `events` say, and notes the bytes of each block."""
         sizes, blocks, block_bytes = self.asked.sizes, self.blocks, self.block_bytes
-        take, give, free_list = self.allocator.take, self.allocator.give, self.allocator.large_list()
+        take, give, (small, large) = self.allocator.take, self.allocator.give, self.allocator.free_lists()
         for event in events:
             if event < 0:
                 give(blocks[~event])
                 continue
             num_bytes = sizes[event]
-            blocks[event] = block = take(free_list, num_bytes, num_bytes)
+            blocks[event] = block = take(large if num_bytes > SMALL_BYTES else small, num_bytes, num_bytes)
             block_bytes[event] = block.num_bytes
 
     def tell(self, tape: Tape) -> None:
-        """Gives each allocation of the ledger the bytes of its blocks."""
-        asked = self.asked
+        """Gives each allocation of the ledger the bytes of its blocks: one of a row that speaks for others those of the
+        first block, and the others' theirs; where nobody speaks of these, all, if they are there at the same time, or
+        else the largest."""
+        asked, first = self.asked, set[int]()
         more: dict[int, int] = {}
         for index, num_bytes, got_bytes in zip(asked.allocs, asked.sizes, self.block_bytes, strict=True):
-            if got_bytes != num_bytes:
-                known, rest = more.get(index, 0), got_bytes - num_bytes
-                more[index] = known + rest if index in asked.lasting else max(known, rest)
+            target, rest = index, got_bytes - num_bytes
+            if index in tape.rest_of and index in first:
+                target = tape.rest_of[index]
+            first.add(index)
+            if rest:
+                known = more.get(target, 0)
+                more[target] = known + rest if index in asked.lasting else max(known, rest)
         for index, num_bytes in more.items():
             tape.allocs[index].num_bytes += num_bytes
 
 
-def small_segments(tape: Tape) -> int:
-    """Segments that requests of up to 1 MiB fill at most."""
+def most_small(tape: Tape) -> int:
+    """Most bytes that requests of up to 1 MiB hold at once."""
     alive_bytes = most_bytes = 0
     for event in tape.events:
         alloc = tape.allocs[event if event >= 0 else ~event]
-        if is_large(alloc):
+        if is_larger(alloc, SMALL_BYTES):
             continue
         alive_bytes += alloc.num_bytes if event >= 0 else -alloc.num_bytes
         if alive_bytes > most_bytes:
             most_bytes = alive_bytes
-    return -(-most_bytes // SMALL_SEGMENT_BYTES)
+    return most_bytes

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from memplan.allocator.config import SMALL_BYTES
 from memplan.estimate.blocks import Placing
 from memplan.estimate.setup import Setup
 from memplan.estimate.step import tape_of
@@ -29,7 +30,7 @@ def peak_of_script(
             start = len(tape.events)
         step()
     if tape.rules == "cuda" and not above_start:
-        placing = Placing(in_one(tape))
+        placing = Placing(in_one(tape, SMALL_BYTES))
         placing.follow(placing.asked.events)
         placing.tell(tape)
     return peak_since(tape, start, above_start=above_start)

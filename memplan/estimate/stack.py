@@ -92,6 +92,7 @@ class Stack:
             if alloc.died or index == own or not kept:
                 continue
             other = more(tape, alloc, row.copies - 1)
+            tape.rest_of[index] = other.index
             if index in casts:
                 tape.cast_others.append(other)
             if node is not None and (index not in casts or sys.getrefcount(casts[index]) > BY_ATTRIBUTE + 1):

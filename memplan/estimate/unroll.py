@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from memplan.allocator.config import SMALL_BYTES
 from memplan.estimate.tape import Alloc, Row, Tape
 
 BEGINS_AND_ENDS, BEGINS, ENDS, ENDS_OWN, TAKES, MAKES_LATE = (
@@ -25,15 +24,14 @@ BEGINS_AND_ENDS, BEGINS, ENDS, ENDS_OWN, TAKES, MAKES_LATE = (
 
 @dataclass(slots=True)
 class Requests:
-    """What the allocator is asked for, in order: what takes more than 1 MiB. Smaller requests have segments of their
-    own."""
+    """What the allocator is asked for, in order."""
 
     sizes: list[int] = field(default_factory=list)
     """Bytes of each request."""
     allocs: list[int] = field(default_factory=list)
     """Number of the ledger's allocation that each is of."""
     lasting: set[int] = field(default_factory=set)
-    """Allocations of which several blocks have their own at the same time."""
+    """Allocations of which all blocks have their own at the same time."""
     events: list[int] = field(default_factory=list)
     """Number of a request where it is made, its complement where it ends."""
     start: int = 0
@@ -44,8 +42,9 @@ class Requests:
     """Requests of DDP's buckets."""
 
 
-def in_one(tape: Tape) -> Requests:
-    """The requests of a finished ledger with the tensors that one stands for asked for together, where it has them."""
+def in_one(tape: Tape, least_bytes: int) -> Requests:
+    """The requests for more than `least_bytes` of a finished ledger, with the tensors that one stands for asked for
+    together, where it has them."""
     found, ranges = Requests(), dict[int, range]()
     sizes, allocs, events = found.sizes, found.allocs, found.events
     start = tape.marks[0][0] if tape.marks else 0
@@ -61,7 +60,7 @@ def in_one(tape: Tape) -> Requests:
             continue
         alloc = tape.allocs[event]
         copies = alloc.copies
-        if not is_large(alloc):
+        if not is_larger(alloc, least_bytes):
             continue
         ranges[event] = range(len(sizes), len(sizes) + copies)
         events += ranges[event]
@@ -73,16 +72,17 @@ def in_one(tape: Tape) -> Requests:
     return found
 
 
-def unrolled(tape: Tape) -> Requests:
+def unrolled(tape: Tape, least_bytes: int) -> Requests:
     """The same block by block."""
-    return Unrolling(tape).requests()
+    return Unrolling(tape, least_bytes).requests()
 
 
 class Unrolling:
     """A ledger that is gone through, its units for each block that they stand for."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, least_bytes: int) -> None:
         self.tape = tape
+        self.least_bytes = least_bytes
         self.found = Requests()
         self.alive: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """Requests that are alive of each allocation, by the block that they are of."""
@@ -94,7 +94,7 @@ class Unrolling:
         self.late: defaultdict[int, list[int]] = defaultdict(list)
         for index, position in tape.made_late.items():
             self.late[position].append(index)
-        self.handed = handed(tape, self.rows, self.row_of)
+        self.handed = handed(tape, self.rows, self.row_of, least_bytes)
         self.last_heirs = {
             heir: 0 if reverse else self.row_of[heir].copies - 1 for heir, reverse in self.handed.values()
         }
@@ -122,7 +122,7 @@ class Unrolling:
         cuts = sorted({start, end, *(at for at in self.late if start < at < end)})
         for first, last in pairwise(cuts):
             self.note_late(first)
-            events = (event for event in tape.events[first:last] if is_own(tape, event))
+            events = (event for event in tape.events[first:last] if is_own(tape, event, self.least_bytes))
             for copies, some in groupby(events, key=lambda event: tape.allocs[event].copies if event >= 0 else 0):
                 if not copies:
                     for event in some:
@@ -168,7 +168,7 @@ class Unrolling:
             event = tape.events[at]
             index = event if event >= 0 else ~event
             alloc, home = tape.allocs[index], self.row_of.get(index)
-            if alloc.rest or not is_large(alloc):
+            if alloc.rest or not is_larger(alloc, self.least_bytes):
                 continue
             if event >= 0:
                 size = alloc.num_bytes // max(alloc.copies, 1)
@@ -197,10 +197,11 @@ class Unrolling:
         request = len(found.sizes)
         found.sizes.append(alloc.num_bytes // max(alloc.copies, 1))
         found.allocs.append(index)
-        if self.alive[index]:
-            found.lasting.add(index)
         found.events.append(request)
-        self.alive[index][number] = request
+        alive, home = self.alive[index], self.row_of.get(index)
+        alive[number] = request
+        if len(alive) > 1 and len(alive) == (alloc.copies if home is None else home.copies):
+            found.lasting.add(index)
 
     def end(self, index: int, number: int | None = None) -> None:
         """Ends block `number`'s own of an allocation, or all that are left."""
@@ -223,7 +224,7 @@ class Unrolling:
                 self.late[at] = [index for index in self.late[at] if index not in indices]
 
 
-def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row]) -> dict[int, tuple[int, bool]]:
+def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row], least_bytes: int) -> dict[int, tuple[int, bool]]:
     """What a unit takes and lets go, by what it leaves in its place: (allocation, whether blocks come in reverse)."""
     begun = {event: at for at, event in enumerate(tape.events) if event >= 0}
     ended = {~event: at for at, event in enumerate(tape.events) if event < 0}
@@ -232,7 +233,8 @@ def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row]) -> dict[int,
         passes[id(row.call or row)].append(row)
     found: dict[int, tuple[int, bool]] = {}
     for both in passes.values():
-        inside = [event for row in both for event in tape.events[row.start : row.end] if is_own(tape, event)]
+        events = [event for row in both for event in tape.events[row.start : row.end]]
+        inside = [event for event in events if is_own(tape, event, least_bytes)]
         left: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
         for index in inside:
             if index >= 0 and outlives(tape.allocs[index], ended.get(index), both):
@@ -255,12 +257,12 @@ def kind(alloc: Alloc, *, reverse: bool) -> tuple[object, ...]:
     return alloc.op, alloc.part, alloc.shape, alloc.dtype, reverse
 
 
-def is_own(tape: Tape, event: int) -> bool:
-    """Whether it is of a large tensor of the block that is run."""
+def is_own(tape: Tape, event: int, least_bytes: int) -> bool:
+    """Whether it is of a tensor of the block that is run, of more than `least_bytes`."""
     alloc = tape.allocs[event if event >= 0 else ~event]
-    return not alloc.rest and is_large(alloc)
+    return not alloc.rest and is_larger(alloc, least_bytes)
 
 
-def is_large(alloc: Alloc) -> bool:
-    """Whether each of what it stands for takes more than 1 MiB."""
-    return alloc.num_bytes > SMALL_BYTES * alloc.copies
+def is_larger(alloc: Alloc, least_bytes: int) -> bool:
+    """Whether each of what it stands for takes more than so many bytes."""
+    return alloc.num_bytes > least_bytes * alloc.copies

@@ -12,6 +12,7 @@ from memplan.estimate.tape import Tape
 from memplan.estimate.unroll import Requests, in_one, unrolled
 from memplan.spec import RunSpec
 from memplan.spec.device import card
+from memplan.units import MIB
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nothing": ("B4c1", {}),
@@ -51,9 +52,11 @@ def test_few_blocks_ask_as_all_of_them_do(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stack, "FEWEST", 10**6)
     every = write_step(run)
     assert len(few.rows) and not every.rows and len(few.events) < len(every.events)
-    assert told(unrolled(few)) == told(unrolled(every)) == told(in_one(every))
-    assert told(in_one(few)) != told(in_one(every))
-    made = [sorted(asked.sizes[request] for _, request in asked.late) for asked in (unrolled(few), in_one(every))]
+    assert told(unrolled(few, MIB)) == told(unrolled(every, MIB)) == told(in_one(every, MIB))
+    assert told(in_one(few, MIB)) != told(in_one(every, MIB))
+    made = [
+        sorted(asked.sizes[request] for _, request in asked.late) for asked in (unrolled(few, MIB), in_one(every, MIB))
+    ]
     assert made[0] == made[1]
 
 
@@ -67,8 +70,8 @@ def test_what_a_unit_hands_on_ends_in_the_next_ones_turn() -> None:
     del first
     row.end = len(tape.events)
     del second
-    assert unrolled(tape).events == [0, 1, ~0, 2, ~1, 3, ~2, ~3]
-    assert in_one(tape).events == [0, 1, ~0, ~1]
+    assert unrolled(tape, MIB).events == [0, 1, ~0, 2, ~1, 3, ~2, ~3]
+    assert in_one(tape, MIB).events == [0, 1, ~0, ~1]
 
 
 @pytest.mark.slow
