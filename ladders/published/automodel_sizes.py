@@ -152,7 +152,10 @@ class Model(Module):
         del x
         last = states[-1] if keep is None else narrow(states[-1], 1, keep)
         logits = linear(last, self.embedding.weight)
-        sharding.leave()
+        del last
+        if keep is None:
+            return sharding.leave(logits), states
+        states[-1] = sharding.leave(states[-1])  # of which the loss is made
         return logits, states
 
 

@@ -120,9 +120,7 @@ class Transformer(Module):
             h = sharding.around(layer, lambda module, x: module(x, table), h)
         h = self.norm(h)
         h = view(h, *tokens.shape, h.shape[-1])
-        output = to(self.output(h), "float32")
-        sharding.leave()
-        return output
+        return sharding.leave(to(self.output(h), "float32"))
 
 
 def train(tape: Tape, *, model: str, batch: int, seq: int, world: int, ckpt: str) -> Callable[[], object]:
