@@ -15,7 +15,7 @@ from memplan.allocator.caching import CachingAllocator
 from memplan.allocator.config import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from memplan.estimate.reading import peak_bytes
 from memplan.estimate.tape import Tape
-from memplan.estimate.unroll import Requests, in_one, is_larger, unrolled
+from memplan.estimate.unroll import AGAIN, Requests, in_one, is_larger, unrolled
 
 FEW_SMALL = 50
 """Times what small requests take at once that a step has to need for them to be summed up alone."""
@@ -95,6 +95,8 @@ class Placing:
         asked, first = self.asked, set[int]()
         more: dict[int, int] = {}
         for index, num_bytes, got_bytes in zip(asked.allocs, asked.sizes, self.block_bytes, strict=True):
+            if index == AGAIN:
+                continue
             target, rest = index, got_bytes - num_bytes
             if index in tape.rest_of and index in first:
                 target = tape.rest_of[index]

@@ -99,8 +99,11 @@ def accumulate(tape: Tape, run: RunSpec, model: Any, batch: Batch, sizes: Sizes,
     for index in range(min(run.step.chunks, 2)):
         if index:  # those of the chunks between the first and the last
             losses.append(tape.allocate("div", (), "float32", copies=chunks - 2))
+        start = len(tape.events)
         tape.sharding.begin_chunk(last=index + 1 == run.step.chunks or index == 1)
         losses.append(run_chunk(tape, run, model, chunk_of(batch, sizes.micro_batch), update))
+        if index and run.step.chunks > 2:
+            tape.again = start, len(tape.events)
     row = tape.allocate("stack", (chunks,), "float32")
     mean = tape.allocate("sum", (), "float32")
     del row

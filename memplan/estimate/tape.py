@@ -83,6 +83,8 @@ class Tape:
         """What stays there from step to step."""
         self.rows: list[Row] = []
         """The calls of units that stand for several, and their backwards."""
+        self.again = 0, 0
+        """Events of a chunk that stands for several."""
         self.rest_of: dict[int, int] = {}
         """Of what a unit keeps for backward, the allocation of the other blocks that it speaks for."""
         self.open_rows: list[tuple[int, Row]] = []

@@ -21,6 +21,8 @@ BEGINS_AND_ENDS, BEGINS, ENDS, ENDS_OWN, TAKES, MAKES_LATE = (
 )  # fmt: skip
 """What happens to an allocation in a unit's turn."""
 
+AGAIN = -1
+
 
 @dataclass(slots=True)
 class Requests:
@@ -29,7 +31,7 @@ class Requests:
     sizes: list[int] = field(default_factory=list)
     """Bytes of each request."""
     allocs: list[int] = field(default_factory=list)
-    """Number of the ledger's allocation that each is of."""
+    """Number of the ledger's allocation that each is of, `AGAIN` where it is asked for another time."""
     lasting: set[int] = field(default_factory=set)
     """Allocations of which all blocks have their own at the same time."""
     events: list[int] = field(default_factory=list)
@@ -86,6 +88,8 @@ class Unrolling:
         self.found = Requests()
         self.alive: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """Requests that are alive of each allocation, by the block that they are of."""
+        self.reached: dict[int, int] = {}
+        """Events outside of rows, by how many events of requests come before them."""
         self.rows = sorted(tape.rows, key=lambda row: row.start)
         self.row_of: dict[int, Row] = {
             event: row for row in self.rows for event in tape.events[row.start : row.end] if event >= 0
@@ -114,13 +118,16 @@ class Unrolling:
             at = row.end
         self.once(at, len(tape.events))
         self.note_late(len(tape.events))
+        if set(tape.again) <= self.reached.keys():
+            again(found, *(self.reached[at] for at in tape.again))
         return found
 
     def once(self, start: int, end: int) -> None:
         """Goes through events outside of rows. Neighbours that stand for equally many come block by block."""
         tape = self.tape
-        cuts = sorted({start, end, *(at for at in self.late if start < at < end)})
+        cuts = sorted({start, end, *(at for at in (*self.late, *tape.again) if start < at < end)})
         for first, last in pairwise(cuts):
+            self.reached[first] = len(self.found.events)
             self.note_late(first)
             events = (event for event in tape.events[first:last] if is_own(tape, event, self.least_bytes))
             for copies, some in groupby(events, key=lambda event: tape.allocs[event].copies if event >= 0 else 0):
@@ -222,6 +229,25 @@ class Unrolling:
                 self.found.late += [(len(self.found.events), request) for request in own if request is not None]
             if len(blocks) == count:  # not again in another turn
                 self.late[at] = [index for index in self.late[at] if index not in indices]
+
+
+def again(found: Requests, start: int, end: int) -> None:
+    """Repeats the events of a chunk that stands for several once, behind which what is reserved grows no more (seen
+    with 3 to 12 chunks); what begins or ends there alone is left out."""
+    events, anew = found.events[start:end], dict[int, int]()
+    inside = {event for event in events if event >= 0} & {~event for event in events if event < 0}
+    more: list[int] = []
+    for event in events:
+        request = event if event >= 0 else ~event
+        if request not in inside:
+            continue
+        if event >= 0:
+            anew[request] = len(found.sizes)
+            found.sizes.append(found.sizes[request])
+            found.allocs.append(AGAIN)
+        more.append(anew[request] if event >= 0 else ~anew[request])
+    found.events[end:end] = more
+    found.late = [(at + len(more) * (at >= end), request) for at, request in found.late]
 
 
 def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row], least_bytes: int) -> dict[int, tuple[int, bool]]:
