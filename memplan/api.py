@@ -30,6 +30,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
     into the card."""
     from memplan.estimate import estimate as estimated
     from memplan.estimate.bands import fits
+    from memplan.estimate.blocks import place, place_few
     from memplan.estimate.peak import finds_room
     from memplan.estimate.search import max_batch, max_seq, with_size
 
@@ -44,8 +45,13 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
         nothing = Fit(gate_bytes=None, limit_bytes=None, fits=None, max_batch=None, max_batch_unchunked=None)
         return answer, nothing
     told: dict[RunSpec, int] = {}
-    largest = max_batch(run, limit_bytes, answer, told)
-    longest, one_chunk = max_seq(run, limit_bytes, answer, told), with_size(run, chunks=1)
+    placing = place_few if question.gate_bytes is None else place  # a card leaves more than that open
+    largest = max_batch(run, limit_bytes, answer, told, placing=placing)
+    longest, one_chunk = max_seq(run, limit_bytes, answer, told, placing=placing), with_size(run, chunks=1)
+    if run.step.chunks > 1:
+        unchunked = max_batch(one_chunk, limit_bytes, told=told, placing=placing)
+    else:
+        unchunked = largest
     found = Fit(
         gate_bytes=question.gate_bytes,
         limit_bytes=limit_bytes,
@@ -56,7 +62,7 @@ def estimate(question: Ladder, device: DeviceSpec) -> tuple[Estimate, Fit]:
             likely_bytes=answer.reserved.likely_bytes,
         ),
         max_batch=largest,
-        max_batch_unchunked=largest if run.step.chunks == 1 else max_batch(one_chunk, limit_bytes, told=told),
+        max_batch_unchunked=unchunked,
         max_seq=longest,
         model_ends=("max_seq",) if longest and run.model.decoder.max_positions < longest + SEQ_STEP else (),
     )

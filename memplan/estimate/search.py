@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from memplan.estimate.blocks import place_few
+from memplan.estimate.blocks import place
 from memplan.estimate.reading import peak_bytes
 from memplan.estimate.step import write_step
 from memplan.estimate.tape import Tape
@@ -14,9 +14,18 @@ from memplan.record.memory import Estimate
 from memplan.spec.model import CLASSIFIERS
 from memplan.spec.run import RunSpec
 
+Place = Callable[[Tape], int]
+"""How blocks are told of a ledger: `blocks.place`, or `blocks.place_few`, with which a size may be one too large or too
+small where it meets the limit within 0.2 %."""
+
 
 def max_batch(
-    run: RunSpec, gate_bytes: int, answer: Estimate | None = None, told: dict[RunSpec, int] | None = None
+    run: RunSpec,
+    gate_bytes: int,
+    answer: Estimate | None = None,
+    told: dict[RunSpec, int] | None = None,
+    *,
+    placing: Place = place,
 ) -> int:
     """The largest batch whose estimated peak is at or under `gate_bytes`, `run`'s chunks kept; 0 when none is.
 
@@ -29,13 +38,19 @@ def max_batch(
         gate_bytes,
         answer,
         told,
+        placing=placing,
         near=run.step.micro_batch,
         rise_bytes=0 if answer is None else answer.per_sample_bytes + answer.logits_per_sample_bytes,
     )
 
 
 def max_seq(
-    run: RunSpec, gate_bytes: int, answer: Estimate | None = None, told: dict[RunSpec, int] | None = None
+    run: RunSpec,
+    gate_bytes: int,
+    answer: Estimate | None = None,
+    told: dict[RunSpec, int] | None = None,
+    *,
+    placing: Place = place,
 ) -> int | None:
     """The longest sample, a multiple of 64 tokens and no longer than the model takes, with which `run`'s batch stays at
     or under `gate_bytes`; 0 when none does, None where no length is the user's to choose. `answer`: what is known of
@@ -54,6 +69,7 @@ def max_seq(
         gate_bytes,
         answer,
         told,
+        placing=placing,
         most=most,
         near=near,
         rise_bytes=token_bytes * SEQ_STEP * step.micro_batch,
@@ -72,6 +88,7 @@ def within(
     answer: Estimate | None,
     told: dict[RunSpec, int] | None = None,
     *,
+    placing: Place,
     near: float,
     rise_bytes: float = 0,
     most: int | None = None,
@@ -96,7 +113,7 @@ def within(
 
     def fits(count: int) -> bool:
         if count not in placed:
-            place_few(tapes[count])
+            placing(tapes[count])
             placed[count] = int(peak_bytes(tapes[count]))
         return placed[count] <= gate_bytes
 
