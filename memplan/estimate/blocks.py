@@ -6,7 +6,7 @@ makes the optimizer's state and cuBLAS's workspaces where they are first needed,
 it, and a second step is the steady one. Held against the trace by tests/benchmarks/estimate_agreement.py.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -15,7 +15,7 @@ from memplan.allocator.caching import CachingAllocator
 from memplan.allocator.config import SMALL_BYTES, SMALL_SEGMENT_BYTES
 from memplan.estimate.reading import peak_bytes
 from memplan.estimate.tape import Tape
-from memplan.estimate.unroll import AGAIN, Requests, in_one, is_larger, unrolled
+from memplan.estimate.unroll import AGAIN, Requests, in_one, unrolled
 
 FEW_SMALL = 50
 """Times what small requests take at once that a step has to need for them to be summed up alone."""
@@ -33,18 +33,36 @@ def place_few(tape: Tape) -> int:
     return placed(tape, in_one)
 
 
-def placed(tape: Tape, requests: Callable[[Tape, int], Requests]) -> int:
+def placed(tape: Tape, requests: Callable[[Tape, Sequence[bool]], Requests]) -> int:
     """Either of them."""
-    peak = peak_bytes(tape)
     if tape.rules == "cpu":
-        return int(peak)
-    small_bytes = most_small(tape)
-    few = small_bytes * FEW_SMALL < peak  # which then have segments of their own
-    placing = Placing(requests(tape, SMALL_BYTES if few else 0))
+        return int(peak_bytes(tape))
+    large = [alloc.num_bytes > SMALL_BYTES * alloc.copies for alloc in tape.allocs]
+    small_bytes, most_bytes = peaks(tape, large)
+    few = small_bytes * FEW_SMALL < most_bytes  # which then have segments of their own
+    placing = Placing(requests(tape, large if few else [True] * len(large)))
     placing.two_steps()
     placing.tell(tape)
     segments = -(-small_bytes // SMALL_SEGMENT_BYTES) if few else 0
     return placing.allocator.peak_reserved_bytes + segments * SMALL_SEGMENT_BYTES
+
+
+def peaks(tape: Tape, large: Sequence[bool]) -> tuple[int, int]:
+    """Most bytes that requests of up to 1 MiB hold at once, those that are not `large`, and that all hold."""
+    small_bytes = all_bytes = most_small = most = 0
+    for event in tape.events:
+        index = event if event >= 0 else ~event
+        num_bytes = tape.allocs[index].num_bytes
+        if event < 0:
+            num_bytes = -num_bytes
+        elif all_bytes + num_bytes > most:
+            most = all_bytes + num_bytes
+        all_bytes += num_bytes
+        if not large[index]:
+            small_bytes += num_bytes
+            if small_bytes > most_small:
+                most_small = small_bytes
+    return most_small, most
 
 
 class Placing:
@@ -106,16 +124,3 @@ class Placing:
                 more[target] = known + rest if index in asked.lasting else max(known, rest)
         for index, num_bytes in more.items():
             tape.allocs[index].num_bytes += num_bytes
-
-
-def most_small(tape: Tape) -> int:
-    """Most bytes that requests of up to 1 MiB hold at once."""
-    alive_bytes = most_bytes = 0
-    for event in tape.events:
-        alloc = tape.allocs[event if event >= 0 else ~event]
-        if is_larger(alloc, SMALL_BYTES):
-            continue
-        alive_bytes += alloc.num_bytes if event >= 0 else -alloc.num_bytes
-        if alive_bytes > most_bytes:
-            most_bytes = alive_bytes
-    return most_bytes

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from memplan.allocator.config import SMALL_BYTES
 from memplan.estimate.blocks import Placing
 from memplan.estimate.setup import Setup
 from memplan.estimate.step import tape_of
@@ -30,7 +29,7 @@ def peak_of_script(
             start = len(tape.events)
         step()
     if tape.rules == "cuda" and not above_start:
-        placing = Placing(in_one(tape, SMALL_BYTES))
+        placing = Placing(in_one(tape, [True] * len(tape.allocs)))
         placing.follow(placing.asked.events)
         placing.tell(tape)
     return peak_since(tape, start, above_start=above_start)

@@ -14,6 +14,9 @@ from memplan.record.memory import Estimate
 from memplan.spec.model import CLASSIFIERS
 from memplan.spec.run import RunSpec
 
+CLEAR = 200
+"""Of a card, the share by which a peak stays below it, not split as much as is known of another size, that need not be
+looked at."""
 Place = Callable[[Tape], int]
 """How blocks are told of a ledger: `blocks.place`, or `blocks.place_few`, with which a size may be one too large or too
 small where it meets the limit within 0.2 %."""
@@ -106,13 +109,16 @@ def within(
     if answer is not None:
         peaks[near] = placed[near] = answer.peak_allocated_bytes
         room_bytes -= answer.unsplit_bytes
+    clear_bytes = room_bytes if placing is place or answer is None else room_bytes - gate_bytes // CLEAR
 
     def peak(count: int) -> int:
         tapes[count] = write_step(run_of(count))
         return int(peak_bytes(tapes[count]))
 
     def fits(count: int) -> bool:
-        if count not in placed:
+        if count not in placed and clear_bytes < room_bytes and peaks[count] <= clear_bytes:
+            placed[count] = peaks[count] + gate_bytes - room_bytes
+        elif count not in placed:
             placing(tapes[count])
             placed[count] = int(peak_bytes(tapes[count]))
         return placed[count] <= gate_bytes

@@ -9,7 +9,7 @@ Checked: tests/estimate/test_unroll.py, against ledgers of which every block is 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -44,9 +44,9 @@ class Requests:
     """Requests of DDP's buckets."""
 
 
-def in_one(tape: Tape, least_bytes: int) -> Requests:
-    """The requests for more than `least_bytes` of a finished ledger, with the tensors that one stands for asked for
-    together, where it has them."""
+def in_one(tape: Tape, asked: Sequence[bool]) -> Requests:
+    """The requests of a finished ledger for what of its allocations is `asked` about, with the tensors that one stands
+    for asked for together, where it has them."""
     found, ranges = Requests(), dict[int, range]()
     sizes, allocs, events = found.sizes, found.allocs, found.events
     start = tape.marks[0][0] if tape.marks else 0
@@ -57,13 +57,13 @@ def in_one(tape: Tape, least_bytes: int) -> Requests:
             found.buckets = [one for index in ranges if tape.allocs[index].op == "bucket" for one in ranges[index]]
         if at in late:
             found.late += [(len(events), request) for index in late.pop(at) for request in ranges.get(index, ())]
+        if not asked[event if event >= 0 else ~event]:
+            continue
         if event < 0:
-            events += [~request for request in ranges.pop(~event, ())]
+            events += [~request for request in ranges.pop(~event)]
             continue
         alloc = tape.allocs[event]
         copies = alloc.copies
-        if not is_larger(alloc, least_bytes):
-            continue
         ranges[event] = range(len(sizes), len(sizes) + copies)
         events += ranges[event]
         sizes += [alloc.num_bytes // max(copies, 1)] * copies
@@ -74,17 +74,18 @@ def in_one(tape: Tape, least_bytes: int) -> Requests:
     return found
 
 
-def unrolled(tape: Tape, least_bytes: int) -> Requests:
+def unrolled(tape: Tape, asked: Sequence[bool]) -> Requests:
     """The same block by block."""
-    return Unrolling(tape, least_bytes).requests()
+    return Unrolling(tape, asked).requests()
 
 
 class Unrolling:
     """A ledger that is gone through, its units for each block that they stand for."""
 
-    def __init__(self, tape: Tape, least_bytes: int) -> None:
+    def __init__(self, tape: Tape, asked: Sequence[bool]) -> None:
         self.tape = tape
-        self.least_bytes = least_bytes
+        self.own = [wanted and not alloc.rest for alloc, wanted in zip(tape.allocs, asked, strict=True)]
+        """Whether an allocation is asked about and no other block's than the one that is run."""
         self.found = Requests()
         self.alive: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """Requests that are alive of each allocation, by the block that they are of."""
@@ -98,7 +99,7 @@ class Unrolling:
         self.late: defaultdict[int, list[int]] = defaultdict(list)
         for index, position in tape.made_late.items():
             self.late[position].append(index)
-        self.handed = handed(tape, self.rows, self.row_of, least_bytes)
+        self.handed = handed(tape, self.rows, self.row_of, self.own)
         self.last_heirs = {
             heir: 0 if reverse else self.row_of[heir].copies - 1 for heir, reverse in self.handed.values()
         }
@@ -129,7 +130,7 @@ class Unrolling:
         for first, last in pairwise(cuts):
             self.reached[first] = len(self.found.events)
             self.note_late(first)
-            events = (event for event in tape.events[first:last] if is_own(tape, event, self.least_bytes))
+            events = (event for event in tape.events[first:last] if self.own[event if event >= 0 else ~event])
             for copies, some in groupby(events, key=lambda event: tape.allocs[event].copies if event >= 0 else 0):
                 if not copies:
                     for event in some:
@@ -174,9 +175,9 @@ class Unrolling:
                 story.append((MAKES_LATE, at, 0))
             event = tape.events[at]
             index = event if event >= 0 else ~event
-            alloc, home = tape.allocs[index], self.row_of.get(index)
-            if alloc.rest or not is_larger(alloc, self.least_bytes):
+            if not self.own[index]:
                 continue
+            alloc, home = tape.allocs[index], self.row_of.get(index)
             if event >= 0:
                 size = alloc.num_bytes // max(alloc.copies, 1)
                 story.append((BEGINS_AND_ENDS if index in ended else BEGINS, index, size))
@@ -250,7 +251,7 @@ def again(found: Requests, start: int, end: int) -> None:
     found.late = [(at + len(more) * (at >= end), request) for at, request in found.late]
 
 
-def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row], least_bytes: int) -> dict[int, tuple[int, bool]]:
+def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row], own: Sequence[bool]) -> dict[int, tuple[int, bool]]:
     """What a unit takes and lets go, by what it leaves in its place: (allocation, whether blocks come in reverse)."""
     begun = {event: at for at, event in enumerate(tape.events) if event >= 0}
     ended = {~event: at for at, event in enumerate(tape.events) if event < 0}
@@ -260,7 +261,7 @@ def handed(tape: Tape, rows: Iterable[Row], row_of: dict[int, Row], least_bytes:
     found: dict[int, tuple[int, bool]] = {}
     for both in passes.values():
         events = [event for row in both for event in tape.events[row.start : row.end]]
-        inside = [event for event in events if is_own(tape, event, least_bytes)]
+        inside = [event for event in events if own[event if event >= 0 else ~event]]
         left: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
         for index in inside:
             if index >= 0 and outlives(tape.allocs[index], ended.get(index), both):
@@ -281,14 +282,3 @@ def outlives(alloc: Alloc, end: int | None, passes: Iterable[Row]) -> bool:
 def kind(alloc: Alloc, *, reverse: bool) -> tuple[object, ...]:
     """What an allocation and the one that takes its place have to be equal in."""
     return alloc.op, alloc.part, alloc.shape, alloc.dtype, reverse
-
-
-def is_own(tape: Tape, event: int, least_bytes: int) -> bool:
-    """Whether it is of a tensor of the block that is run, of more than `least_bytes`."""
-    alloc = tape.allocs[event if event >= 0 else ~event]
-    return not alloc.rest and is_larger(alloc, least_bytes)
-
-
-def is_larger(alloc: Alloc, least_bytes: int) -> bool:
-    """Whether each of what it stands for takes more than so many bytes."""
-    return alloc.num_bytes > least_bytes * alloc.copies

@@ -33,6 +33,11 @@ def run_of(name: str) -> RunSpec:
     return asked("smollm2-135m", rung, device=card("h100-80g"), seq=1024, **step)
 
 
+def large(tape: Tape) -> list[bool]:
+    """What takes more than 1 MiB."""
+    return [alloc.num_bytes > MIB * alloc.copies for alloc in tape.allocs]
+
+
 def told(asked: Requests) -> list[tuple[int, ...]]:
     """Bytes of each request of the step, and between two of them what ended, in any order."""
     story: list[tuple[int, ...]] = []
@@ -53,12 +58,13 @@ def test_few_blocks_ask_as_all_of_them_do(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stack, "FEWEST", 10**6)
     every = write_step(run)
     assert len(few.rows) and not every.rows and len(few.events) < len(every.events)
-    assert told(unrolled(few, MIB)) == told(unrolled(every, MIB))
-    assert told(in_one(few, MIB)) != told(in_one(every, MIB))
+    assert told(unrolled(few, large(few))) == told(unrolled(every, large(every)))
+    assert told(in_one(few, large(few))) != told(in_one(every, large(every)))
     if run.step.chunks <= 2:
-        assert told(unrolled(few, MIB)) == told(in_one(every, MIB))
+        assert told(unrolled(few, large(few))) == told(in_one(every, large(every)))
     made = [
-        sorted(asked.sizes[request] for _, request in asked.late) for asked in (unrolled(few, MIB), in_one(every, MIB))
+        sorted(asked.sizes[request] for _, request in asked.late)
+        for asked in (unrolled(few, large(few)), in_one(every, large(every)))
     ]
     assert made[0] == made[1]
 
@@ -73,8 +79,8 @@ def test_what_a_unit_hands_on_ends_in_the_next_ones_turn() -> None:
     del first
     row.end = len(tape.events)
     del second
-    assert unrolled(tape, MIB).events == [0, 1, ~0, 2, ~1, 3, ~2, ~3]
-    assert in_one(tape, MIB).events == [0, 1, ~0, ~1]
+    assert unrolled(tape, large(tape)).events == [0, 1, ~0, 2, ~1, 3, ~2, ~3]
+    assert in_one(tape, large(tape)).events == [0, 1, ~0, ~1]
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def test_what_may_be_right_is_left_to_the_run(here: Path, entry: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        ("mine", "names no function. Type it like"),
+        ("mine", "names no function. Type the module"),
         (":", "names no function"),
         ("mine:make me", "names no function"),
         ("nope:make", "There is no module 'nope' here"),
