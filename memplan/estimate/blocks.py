@@ -17,6 +17,9 @@ from memplan.estimate.reading import peak_bytes
 from memplan.estimate.tape import Tape
 from memplan.estimate.unroll import AGAIN, Requests, in_one, unrolled
 
+MOST_OFF = 200
+"""Of the ledger's peak, the share by which requests block by block may hold more or less at theirs. They do where a
+gradient is moved into what is another's: under ZeRO-2, and with masters under ZeRO-1 and DDP's views."""
 FEW_SMALL = 50
 """Times what small requests take at once that a step has to need for them to be summed up alone."""
 
@@ -38,18 +41,23 @@ def placed(tape: Tape, requests: Callable[[Tape, Sequence[bool]], Requests]) -> 
     if tape.rules == "cpu":
         return int(peak_bytes(tape))
     large = [alloc.num_bytes > SMALL_BYTES * alloc.copies for alloc in tape.allocs]
-    small_bytes, most_bytes = peaks(tape, large)
+    small_bytes, large_bytes, most_bytes = peaks(tape, large)
     few = small_bytes * FEW_SMALL < most_bytes  # which then have segments of their own
-    placing = Placing(requests(tape, large if few else [True] * len(large)))
+    wanted = large if few else [True] * len(large)
+    asked, told_bytes = requests(tape, wanted), large_bytes if few else most_bytes
+    if abs(asked.most_bytes() - told_bytes) * MOST_OFF > told_bytes:
+        asked = in_one(tape, wanted)
+    placing = Placing(asked)
     placing.two_steps()
     placing.tell(tape)
     segments = -(-small_bytes // SMALL_SEGMENT_BYTES) if few else 0
     return placing.allocator.peak_reserved_bytes + segments * SMALL_SEGMENT_BYTES
 
 
-def peaks(tape: Tape, large: Sequence[bool]) -> tuple[int, int]:
-    """Most bytes that requests of up to 1 MiB hold at once, those that are not `large`, and that all hold."""
-    small_bytes = all_bytes = most_small = most = 0
+def peaks(tape: Tape, large: Sequence[bool]) -> tuple[int, int, int]:
+    """Most bytes that requests of up to 1 MiB hold at once, those that are not `large`, that large ones hold, and that
+    all hold."""
+    small_bytes = all_bytes = most_small = most_large = most = 0
     for event in tape.events:
         index = event if event >= 0 else ~event
         num_bytes = tape.allocs[index].num_bytes
@@ -62,7 +70,9 @@ def peaks(tape: Tape, large: Sequence[bool]) -> tuple[int, int]:
             small_bytes += num_bytes
             if small_bytes > most_small:
                 most_small = small_bytes
-    return most_small, most
+        elif all_bytes - small_bytes > most_large:
+            most_large = all_bytes - small_bytes
+    return most_small, most_large, most
 
 
 class Placing:

@@ -43,6 +43,18 @@ class Requests:
     buckets: list[int] = field(default_factory=list)
     """Requests of DDP's buckets."""
 
+    def most_bytes(self) -> int:
+        """Most bytes that are asked for at once."""
+        alive_bytes = most_bytes = 0
+        for event in self.events:
+            if event < 0:
+                alive_bytes -= self.sizes[~event]
+                continue
+            alive_bytes += self.sizes[event]
+            if alive_bytes > most_bytes:
+                most_bytes = alive_bytes
+        return most_bytes
+
 
 def in_one(tape: Tape, asked: Sequence[bool]) -> Requests:
     """The requests of a finished ledger for what of its allocations is `asked` about, with the tensors that one stands

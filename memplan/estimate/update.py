@@ -110,7 +110,7 @@ class Masters:
         for copies, some in groupby(pairs, key=lambda pair: pair[0].copies):
             start = len(self.tape.events)
             self.take(some)
-            if copies > 1:
+            if copies > 1 and not self.tape.open_rows:  # else it is part of a backward that is told so often
                 self.tape.rows.append(Row(copies, start, len(self.tape.events)))
 
     def take(self, pairs: Iterable[tuple[Parameter, Parameter]]) -> None:

@@ -22,6 +22,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "units of two": ("B4c1@every:2", {"precision": "bf16"}),
     "adapters": ("B4c1", {"lora": "16"}),
     "updates in backward": ("B4c1", {"precision": "bf16", "update": "backward"}),
+    "masters in backward": ("B4c1", {"precision": "bf16-masters", "update": "backward"}),
     "pieces": ("B4c1", {"precision": "bf16", "parallel": "fsdp2", "world": 4}),
     "buckets": ("B4c1", {"precision": "bf16", "parallel": "ddp", "world": 4}),
     "the host": ("B4c1@offload", {"precision": "bf16"}),
